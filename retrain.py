@@ -22,7 +22,7 @@ def parse_arguments() -> argparse.Namespace:
     add_arguments(parser)
     eval_only = "train nothing; evaluate the run's best.pt; evaluate.segment and evaluate.memory may differ"
     beside = "at the end print the results of this finished run beside those of the present one; may be repeated"
-    until = "stop after this step and write trial-STEP.yaml with the figures on valid; --resume goes on later"
+    until = "stop after this step and write trial-STEP.yaml with the metrics on valid; --resume goes on later"
     parser.add_argument("--until", type=int, metavar="STEP", help=until)
     parser.add_argument("--eval-only", action="store_true", help=eval_only)
     parser.add_argument("--beside", action="append", type=Path, default=[], metavar="RUN_DIR", help=beside)
@@ -71,7 +71,7 @@ def print_beside(runs: list[Path]) -> None:
 
 
 def print_results(results: dict) -> None:
-    """Print the main figures of results.yaml."""
+    """Print the main metrics of results.yaml."""
     print(f"pattern {abbreviate(results['pattern'])}, {results['parameters']:,} parameters")
     flops, ratio = results["flops_per_token"], results["flops_ratio_to_interleaved"]
     print(f"cost: {flops:,.0f} FLOPs per token, {ratio:.2f} of the interleaved pattern's")
@@ -112,14 +112,14 @@ def main() -> None:
             raise InputError(f"--beside {other} holds no {RESULTS}; give the --run folder of a finished retraining")
     config, origin = with_origin(config, pattern_file["blocks"], folder)
     run = RunFolder(folder, config, "retrain", {"pattern": pattern_file["blocks"]}, marks)
-    context = set_up_device(config.seed, config.train)
-    with process_group(context.device):
-        retrain(pattern_file, config, origin, run, context, arguments)
+    runtime = set_up_device(config.seed, config.train)
+    with process_group(runtime.device):
+        retrain(pattern_file, config, origin, run, runtime, arguments)
         if arguments.beside and not arguments.until:
             print_beside([*arguments.beside, run.path])
 
 
-def retrain(pattern_file: dict, config: Config, origin, run, context, arguments: argparse.Namespace) -> None:
+def retrain(pattern_file: dict, config: Config, origin, run, runtime, arguments: argparse.Namespace) -> None:
     """Run the stage, on each rank. origin: the weights of train.init_from, or None."""
     from nas.core.run_folder import check_text, provenance
     from nas.data.corpus import Corpus, prepare
@@ -143,8 +143,8 @@ def retrain(pattern_file: dict, config: Config, origin, run, context, arguments:
     if origin:
         set_weights(model, origin)
         print(f"starting from the weights of {origin.file}, with their vocabulary")
-    phase = RetrainPhase(model, corpus, config, context, arguments.until)
-    record = provenance(config, corpus.meta, context)
+    phase = RetrainPhase(model, corpus, config, runtime, arguments.until)
+    record = provenance(config, corpus.meta, runtime)
 
     if arguments.eval_only:
         run.check_config(config)
@@ -177,7 +177,7 @@ def train(phase, run, pattern_file: dict, until: int | None) -> dict | None:
     if until and trainer.step > until:
         raise InputError(f"--until {until}: {run.path} is at step {trainer.step} already")
     if trainer.step < phase.total_steps:
-        write_trial(phase, run, trainer, phase.trial_figures())
+        write_trial(phase, run, trainer, phase.trial_metrics())
         print(f"stopped at step {trainer.step} of {phase.total_steps}; --resume goes on")
         return None
     lost, finished = broadcast_from_main(lambda: [not (run.path / BEST).exists(), (run.path / RESULTS).exists()])
@@ -203,13 +203,13 @@ def train(phase, run, pattern_file: dict, until: int | None) -> dict | None:
 
 
 def write_trial(phase, run, trainer, valid: dict) -> None:
-    """Write what a trial has reached. valid: its figures. Raises RunError if the loss is not finite."""
+    """Write what a trial has reached. valid: its metrics. Raises RunError if the loss is not finite."""
     if not math.isfinite(valid["nll_per_token"]):
         raise RunError(f"the loss on valid is {valid['nll_per_token']} at step {phase.until}; give a smaller train.lr")
-    figures = {"step": trainer.step, "of_steps": phase.total_steps, "valid": valid}
+    metrics = {"step": trainer.step, "of_steps": phase.total_steps, "valid": valid}
     # The mean has fewer steps if an earlier call stopped among them.
-    figures |= {"averaged_steps": phase.trial_average.count, "wall_time_s": trainer.wall_seconds}
-    run.write(trial_file(phase.until), figures)
+    metrics |= {"averaged_steps": phase.trial_average.count, "wall_time_s": trainer.wall_seconds}
+    run.write(trial_file(phase.until), metrics)
 
 
 if __name__ == "__main__":

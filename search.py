@@ -25,15 +25,15 @@ def main() -> None:
     from nas.training.distributed import process_group
 
     check_folder(folder, arguments.resume, "search")
-    context = set_up_device(config.seed, config.train)
+    runtime = set_up_device(config.seed, config.train)
     if config.search.method == "trials":
-        search_by_trials(config, folder, context)
+        search_by_trials(config, folder, runtime)
         return
-    with process_group(context.device):
-        search_by_gumbel(config, folder, context)
+    with process_group(runtime.device):
+        search_by_gumbel(config, folder, runtime)
 
 
-def search_by_trials(config, folder: Path, context) -> None:
+def search_by_trials(config, folder: Path, runtime) -> None:
     """Choose a network by the first parts of trainings."""
     from nas.core.errors import interrupt_on_signals
     from nas.core.outcome import make_outcome, print_outcome
@@ -43,19 +43,19 @@ def search_by_trials(config, folder: Path, context) -> None:
     from nas.training.passes import auto_lines, resolve_auto
 
     interrupt_on_signals()
-    given, (sized, choice) = config, choose_network(config, folder, context)
+    given, (sized, choice) = config, choose_network(config, folder, runtime)
     run, corpus = RunFolder(folder, sized, "search"), Corpus(prepare(sized.data))
     config = resolve_auto(sized, corpus)
     for line in auto_lines(sized, config, corpus):
         print(line)
-    start(run, config, corpus, context, chosen_costs(given, folder, choice))
+    start(run, config, corpus, runtime, chosen_costs(given, folder, choice))
     if not (run.path / OUTCOME).exists():
         about = (choice[key] for key in ("train_steps", "train_tokens", "wall_time_s", "trainings"))
         run.write(OUTCOME, make_outcome(choice["network"]["blocks"], choice["trial"]["valid"], *about))
     print_outcome(run)
 
 
-def search_by_gumbel(given, folder: Path, context) -> None:
+def search_by_gumbel(given, folder: Path, runtime) -> None:
     """Train the weights of a SuperNet and pi in turn, on each rank."""
 
     from nas.core.outcome import make_outcome, print_outcome
@@ -75,16 +75,16 @@ def search_by_gumbel(given, folder: Path, context) -> None:
     config = resolve_auto(given, corpus)
     for line in auto_lines(given, config, corpus):
         print(line)
-    open_streams(corpus, config, context)  # report a text that is too short before anything is measured
+    open_streams(corpus, config, runtime)  # report a text that is too short before anything is measured
     supernet = build_supernet(config, corpus)
-    files, costs = broadcast_from_main(lambda: gumbel_costs(config, context, folder))
+    files, costs = broadcast_from_main(lambda: gumbel_costs(config, runtime, folder))
     target = read_target(config, costs)
-    start(run, config, corpus, context, files)
+    start(run, config, corpus, runtime, files)
     if LATENCY in files:
         print(cost_text(costs, config.model.blocks))
     seconds = time.monotonic() - began
     if not (run.path / OUTCOME).exists():  # else an earlier call has finished the run
-        phase = GumbelPhase(supernet, corpus, config, context, costs, target)
+        phase = GumbelPhase(supernet, corpus, config, runtime, costs, target)
         trainer = Trainer(phase, run)
         trainer.fit()
         tokens = trainer.step * config.train.batch_size * config.train.segment
@@ -94,14 +94,14 @@ def search_by_gumbel(given, folder: Path, context) -> None:
         print_outcome(run)
 
 
-def gumbel_costs(config, context, folder: Path) -> tuple:
+def gumbel_costs(config, runtime, folder: Path) -> tuple:
     """({name: content} of the cost files, the table that the search uses)."""
     from nas.core.run_folder import FLOPS_TABLE, LATENCY
     from nas.search.candidate_costs import count_costs, find_costs, open_candidates
 
     name = LATENCY if config.search.latency.in_milliseconds else FLOPS_TABLE
-    candidates = open_candidates(config, context)
-    costs = find_costs(candidates, folder / name, context)
+    candidates = open_candidates(config, runtime)
+    costs = find_costs(candidates, folder / name, runtime)
     files = {FLOPS_TABLE: count_costs(candidates), name: costs}
     return files, costs.table(config.data.vocab_size, config.model.d_model)
 
@@ -118,12 +118,12 @@ def read_target(config, costs) -> float | None:
     return target
 
 
-def start(run, config, corpus, context, files: dict) -> None:
+def start(run, config, corpus, runtime, files: dict) -> None:
     """Write configuration, provenance, vocabulary and costs into the run folder. files: {name: costs}."""
     from nas.core.run_folder import provenance
     from nas.data.vocabulary import VOCABULARY
 
-    run.start(config, provenance(config, corpus.meta, context))
+    run.start(config, provenance(config, corpus.meta, runtime))
     run.save(VOCABULARY, corpus.vocabulary)
     for name, costs in files.items():
         run.write(name, costs.to_dict())

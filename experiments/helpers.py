@@ -20,7 +20,7 @@ from nas.search.space import Network, make_network, options_of
 
 if TYPE_CHECKING:  # they import torch
     from nas.data.corpus import Corpus
-    from nas.training.device import DeviceContext
+    from nas.training.device import Runtime
 
 FRONTIER = Path(__file__).with_name("frontier") / "frontier.yaml"
 ROUNDS = 100  # of measure_networks()
@@ -94,24 +94,24 @@ def measure_networks(names: list[str], overrides: list[str]) -> dict[str, dict[s
     """{name: text_times()} of networks of the reference problem, in the same rounds. Ratios are to its reference."""
     from nas.costs.measurement import text_times
 
-    config, corpus, context = open_experiment(FRONTIER, overrides)
+    config, corpus, runtime = open_experiment(FRONTIER, overrides)
     opened = {"": (interleaved(config.model.blocks), config, corpus)}
     for name in names:
         opened[name] = list(named_network(name).blocks), *open_experiment(FRONTIER, named_options(name, overrides))[:2]
-    times = text_times(opened, context, ROUNDS)
+    times = text_times(opened, runtime, ROUNDS)
     return {name: times[name] for name in names}
 
 
-def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus", "DeviceContext"]:
-    """(configuration, corpus, device context) of a configuration file. Sets the seed and the device."""
+def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus", "Runtime"]:
+    """(configuration, corpus, device runtime) of a configuration file. Sets the seed and the device."""
     from nas.data.corpus import Corpus, prepare
     from nas.training.device import set_up_device
     from nas.training.passes import resolve_auto
 
     config = load_config(path, overrides)
-    context = set_up_device(config.seed, config.train)
+    runtime = set_up_device(config.seed, config.train)
     corpus = Corpus(prepare(config.data))
-    return resolve_auto(config, corpus), corpus, context
+    return resolve_auto(config, corpus), corpus, runtime
 
 
 class Training:
@@ -125,7 +125,7 @@ class Training:
         blocks: list[str],
         config: Config,
         corpus: "Corpus",
-        context: "DeviceContext",
+        runtime: "Runtime",
         after_step: Callable = lambda step, phase: None,
     ):
         import torch
@@ -135,7 +135,7 @@ class Training:
 
         torch.manual_seed(config.seed)
         self.model = build_fixed(blocks, config, corpus.vocab_size)
-        self.phase, self.steps, self.after_step = RetrainPhase(self.model, corpus, config, context), 0, after_step
+        self.phase, self.steps, self.after_step = RetrainPhase(self.model, corpus, config, runtime), 0, after_step
         after_step(0, self.phase)
 
     def until(self, share: float) -> dict:
@@ -147,14 +147,14 @@ class Training:
             return self.end()  # rates have decayed, so retrain.py judges the whole training too
         self.phase.begin_trial(last)
         self.train(last)
-        return self.phase.trial_figures()
+        return self.phase.trial_metrics()
 
     def end(self) -> dict:
         """Figures on valid at the end. The model is then in evaluation mode."""
         self.train(self.phase.total_steps)
         self.phase.end()
         self.model.eval()
-        return self.phase.figures(self.phase.train_weights.average)
+        return self.phase.metrics(self.phase.train_weights.average)
 
     def train(self, last: int) -> None:
         while self.steps < last:

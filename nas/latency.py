@@ -35,9 +35,9 @@ def main() -> None:
 
     if config.search.latency.source != "onnx":
         config = with_latency(config, source="measured")
-    context = set_up_device(config.seed, config.train)
-    costs = measure_costs(open_candidates(config, context), context)
-    print(context.name if context.is_gpu else f"{processor()}, train.threads={context.threads}")
+    runtime = set_up_device(config.seed, config.train)
+    costs = measure_costs(open_candidates(config, runtime), runtime)
+    print(runtime.name if runtime.is_gpu else f"{processor()}, train.threads={runtime.threads}")
     for (size, width), table in costs.tables.items():
         print(f"\n{size} pieces, width {width}\n{cost_text(table, config.model.blocks)}")
     if arguments.out:

@@ -1,7 +1,7 @@
 """Score a text with a trained model: `python -m nas.score RUN_DIR FILE`.
 
 RUN_DIR is the run folder of a training, or a folder that nas.export wrote. The program prints the nll of each line in
-nats, and the figures of the whole text, by the evaluation protocol (docs/metrics.md). Nothing predicts the first token.
+nats, and the metrics of the whole text, by the evaluation protocol (docs/metrics.md). Nothing predicts the first token.
 """
 
 import json

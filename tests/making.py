@@ -24,7 +24,7 @@ from nas.gumbel.gumbel_phase import GumbelPhase, StochasticBlock, build_supernet
 from nas.retraining.phase import RetrainPhase
 from nas.search.space import Network, make_network
 from nas.training.build import build_fixed
-from nas.training.device import device_context
+from nas.training.device import choose_runtime
 from tests.processes import run
 
 GUMBEL = ["search.warmup_steps=6", "search.optimizer.lr=0.05"]
@@ -135,16 +135,16 @@ def make_search(config, corpus=None):
     torch.manual_seed(config.seed)
     corpus = corpus or Corpus(prepare(config.data))
     costs = count_flops(config, corpus.counts())
-    context, latency = device_context(config.train), config.search.latency
+    runtime, latency = choose_runtime(config.train), config.search.latency
     target = None if latency.source == "none" else latency.target
-    return GumbelPhase(build_supernet(config, corpus), corpus, config, context, costs, target)
+    return GumbelPhase(build_supernet(config, corpus), corpus, config, runtime, costs, target)
 
 
 def make_retraining(config, pattern, corpus=None, until=None):
     torch.manual_seed(config.seed)
     corpus = corpus or Corpus(prepare(config.data))
-    model, context = build_fixed(pattern, config, corpus.vocab_size), device_context(config.train)
-    return RetrainPhase(model, corpus, config, context, until)
+    model, runtime = build_fixed(pattern, config, corpus.vocab_size), choose_runtime(config.train)
+    return RetrainPhase(model, corpus, config, runtime, until)
 
 
 def losses_of(stage, config) -> list[float]:

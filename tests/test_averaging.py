@@ -8,7 +8,7 @@ import torch
 from experiments.helpers import Training
 from nas.core.config import Config
 from nas.core.run_folder import RunFolder
-from nas.training.device import device_context
+from nas.training.device import choose_runtime
 from nas.training.optimizer import TailAverage
 from tests.making import make_retraining
 
@@ -21,7 +21,7 @@ def weights_of(phase) -> list[torch.Tensor]:
 
 
 def valid_nll(phase) -> float:
-    return phase.figures(phase.train_weights.average)["nll"]
+    return phase.metrics(phase.train_weights.average)["nll"]
 
 
 def assert_mean(found, kept: list[list[torch.Tensor]]) -> None:
@@ -85,7 +85,7 @@ def test_a_trial_is_judged_by_the_mean_of_its_last_half_and_goes_on_as_if_there_
         if step == 6:
             with trial.trial_average.in_use():
                 assert_mean(weights_of(trial), kept)
-            assert trial.trial_figures()["nll"] != valid_nll(plain)
+            assert trial.trial_metrics()["nll"] != valid_nll(plain)
             longer = continued(trial, 8)
             assert longer.trial_average.count == 0  # the mean of a shorter trial is not part of it
         assert valid_nll(trial) == valid_nll(plain)
@@ -99,9 +99,9 @@ def test_a_trial_is_judged_at_the_lengths_that_its_steps_have_read(small_config)
         for step in range(1, until + 1):
             phase.step(step)
         other = replace(config.evaluate, segment=lengths[0], memory=lengths[1])
-        expected = phase.figures(phase.trial_average, replace(config, evaluate=other))
-        assert phase.trial_figures() == expected
-        assert (expected["nll"] == phase.figures(phase.trial_average, config)["nll"]) == (lengths == (8, memory))
+        expected = phase.metrics(phase.trial_average, replace(config, evaluate=other))
+        assert phase.trial_metrics() == expected
+        assert (expected["nll"] == phase.metrics(phase.trial_average, config)["nll"]) == (lengths == (8, memory))
 
 
 def test_training_without_a_run_folder_ends_with_the_mean(small_config):
@@ -111,6 +111,6 @@ def test_training_without_a_run_folder_ends_with_the_mean(small_config):
         if step >= 8:
             kept.append(weights_of(phase))
 
-    training = Training(PATTERN, config, corpus, device_context(config.train), keep)
+    training = Training(PATTERN, config, corpus, choose_runtime(config.train), keep)
     training.end()
     assert_mean([parameter.detach() for parameter in training.model.parameters()], kept)

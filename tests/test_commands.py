@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from models.operations.registry import OPERATIONS
 from nas import load_model
+from nas.core.pattern import abbreviate
 from retrain import notice_other_sizes
 from tests.making import assert_same_run
 from tests.processes import ROOT, refuse, run, succeed
@@ -67,8 +69,7 @@ def test_four_stages_with_all_candidates_on_bytes(tmp_path, small_yaml):
     """Uses more keys than a dense mask allows, recomputation, the depth-scaled initialisation, and
     measured latencies.
     """
-    operations = ["attention", "sparse_strided", "sparse_fixed", "window", "linear", "conv", "dense", "identity"]
-    operations += ["attention key_heads=1", "window 20 heads=4", "dense 4x"]
+    operations = [*OPERATIONS, "attention key_heads=1", "window 20 heads=4", "dense 4x"]
     sizes = ["data.tokenizer=bytes", "train.segment=160", "train.memory=160", "train.batch_size=2", "train.steps=10"]
     sizes += ["model.init=depth_scaled", "model.activation=gelu", "model.recompute=true", "train.log_every=2"]
     search = tmp_path / "search"
@@ -82,11 +83,9 @@ def test_four_stages_with_all_candidates_on_bytes(tmp_path, small_yaml):
     succeed("derive", search, "--pareto", "0.5,1")
     succeed("animate", search)
     mixed = tmp_path / "mixed.yaml"
-    mixed.write_text(
-        "format: par-pattern/2\nblocks: [sparse_strided, sparse_fixed, window 9, linear, conv, dense, ak1]\n"
-    )
+    mixed.write_text(f"format: par-pattern/2\nblocks: [{', '.join(OPERATIONS)}, window 9, ak1]\n")
     shown = succeed("retrain", mixed, small_yaml, "--run", tmp_path / "retrain", *sizes)
-    assert "pattern s f w9 l c d ak1, " in shown
+    assert f"pattern {abbreviate([*OPERATIONS, 'window 9', 'attention key_heads=1'])}, " in shown
     results = yaml.safe_load((tmp_path / "retrain/results.yaml").read_text())
     for split in ("valid", "test"):
         about = results[split]

@@ -135,9 +135,9 @@ def test_a_run_folder_keeps_its_networks(comparison, tmp_path):
 def test_latencies_are_measured_again_only_if_conditions_change(comparison, monkeypatch):
     calls = []
 
-    def measure(models, context, rounds):
+    def measure(models, runtime, rounds):
         calls.append(models)
-        return text_times(models, context, 2)
+        return text_times(models, runtime, 2)
 
     monkeypatch.setattr("nas.comparison.comparison.text_times", measure)
     made = comparison(patterns=["interleaved", "wide.yaml"])

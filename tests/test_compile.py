@@ -77,7 +77,7 @@ def test_gradient_accumulation_does_not_change_gradients(small_config):
     for grad_accum_steps in (1, 2):
         config = small_config("model.dropout=0", f"train.grad_accum_steps={grad_accum_steps}")
         phase = make_retraining(config, ["attention", "dense"])
-        run = BatchRunner(phase.model, config.train, phase.context)
+        run = BatchRunner(phase.model, config.train, phase.runtime)
         for _ in range(3):  # so that the memories are full
             _, phase.stream.memories = run(phase.stream.next())
         nll, memories = run(phase.stream.next(), torch.Tensor.backward)
@@ -90,9 +90,9 @@ def test_a_skipped_update_on_a_gpu_makes_the_nll_nan(small_config):
     """The step of a GPU, run on the CPU: the weights stay, and the trainer learns of it from the nll."""
     config = small_config()
     phase = make_retraining(config, ["attention", "dense"])
-    context = dataclasses.replace(phase.context)
-    object.__setattr__(context, "device", FakeGPU())
-    train = TrainStep(phase.model, config.train, 10, context)
+    runtime = dataclasses.replace(phase.runtime)
+    object.__setattr__(runtime, "device", FakeGPU())
+    train = TrainStep(phase.model, config.train, 10, runtime)
     nll, _ = train(1, phase.stream.next())
     assert nll.isfinite()
     before = phase.model.embedding.weight.clone()

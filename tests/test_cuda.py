@@ -40,7 +40,7 @@ def test_a_gpu_has_the_losses_of_a_cpu(stage, small_config):
     """
     options = [*STAGES[stage], "model.dropout=0", "train.precision=fp32", "train.memory=12"]
     expected = make(stage, small_config(*options))
-    right, figures = losses(expected, range(1, 25)), None
+    right, metrics = losses(expected, range(1, 25)), None
     for compile in ("never", "always"):
         phase = make(stage, small_config(*options, "train.device=cuda", f"train.compile={compile}"))
         assert losses(phase, range(1, 25)) == pytest.approx(right, abs=2e-3)
@@ -48,8 +48,8 @@ def test_a_gpu_has_the_losses_of_a_cpu(stage, small_config):
         if stage.startswith("retrain"):
             assert phase.stream.memories.blocks[0].is_cuda
         else:
-            figures = phase.evaluate(None, 24), expected.evaluate(None, 24)
-            assert figures[0]["nll_per_token"] == pytest.approx(figures[1]["nll_per_token"], abs=2e-3)
+            metrics = phase.evaluate(None, 24), expected.evaluate(None, 24)
+            assert metrics[0]["nll_per_token"] == pytest.approx(metrics[1]["nll_per_token"], abs=2e-3)
 
 
 @pytest.mark.parametrize("stage", STAGES)

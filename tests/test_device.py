@@ -8,7 +8,7 @@ import torch
 from nas.core.config import TrainOptions
 from nas.core.run_folder import cpu_info
 from nas.training import device
-from nas.training.device import device_context
+from nas.training.device import choose_runtime
 from nas.training.optimizer import orthogonalise
 
 
@@ -16,7 +16,7 @@ def test_tiny_numbers_count_as_zero_on_all_threads():
     """Runs in a separate process, because the setting lasts until the process ends."""
     code = (
         "import torch; from nas.core.config import TrainOptions; from nas.training.device import set_up_device; "
-        "context = set_up_device(1, TrainOptions(threads=2, device='cpu')); print(context.name, context.threads); "
+        "runtime = set_up_device(1, TrainOptions(threads=2, device='cpu')); print(runtime.name, runtime.threads); "
         "x = torch.full((3_000_000,), 1e-39); print((x * 1.0).count_nonzero().item())"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True)
@@ -42,10 +42,10 @@ def test_entries_of_the_cpu_are_read(tmp_path):
 )
 def test_muon_uses_bf16_on_a_cpu_with_instructions_for_it(monkeypatch, flags, precision, expected):
     monkeypatch.setattr(device, "cpu_info", lambda key: flags)
-    context = device_context(TrainOptions(device="cpu", precision=precision))
-    assert context.muon_bf16 == expected and (context.precision == "bf16") == (precision == "bf16")
-    assert ("fp32 (Muon's products bf16)" in str(context)) == (expected and precision == "auto")
-    adamw = device_context(TrainOptions(device="cpu", precision=precision, optimizer="adamw"))
+    runtime = choose_runtime(TrainOptions(device="cpu", precision=precision))
+    assert runtime.muon_bf16 == expected and (runtime.precision == "bf16") == (precision == "bf16")
+    assert ("fp32 (Muon's products bf16)" in str(runtime)) == (expected and precision == "auto")
+    adamw = choose_runtime(TrainOptions(device="cpu", precision=precision, optimizer="adamw"))
     assert not adamw.muon_bf16 and "Muon" not in str(adamw)
 
 

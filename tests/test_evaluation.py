@@ -7,7 +7,7 @@ import torch
 from models.operations import sparse
 from models.operations.operation import BlockConfig
 from models.transformer_xl import build_pattern
-from nas.training.device import device_context
+from nas.training.device import choose_runtime
 from nas.training.evaluation import count_memory_blocks, evaluate_split, period_of, perplexity, total_nll
 from tests.making import sized, supernet_of
 
@@ -70,10 +70,10 @@ def test_rows_of_evaluation_begin_at_multiples_of_the_period(options, stride, pe
     blocks = sized([f"sparse_fixed {stride}", "dense", "attention"])
     model = build_pattern(blocks, BlockConfig(16, relative=not options), 30, **options).double()
     stream = torch.randint(30, (331,), generator=torch.Generator().manual_seed(2)).numpy()
-    figures = [total_nll(model, stream, batch_size, 8, memory, 2, period)[0] for batch_size in (1, 2, 3, 5)]
-    assert figures[1:] == pytest.approx([figures[0]] * 3, abs=1e-9)
+    metrics = [total_nll(model, stream, batch_size, 8, memory, 2, period)[0] for batch_size in (1, 2, 3, 5)]
+    assert metrics[1:] == pytest.approx([metrics[0]] * 3, abs=1e-9)
     wrong = total_nll(model, stream, 5, 8, memory, 2, 1)[0]
-    assert wrong != pytest.approx(figures[0], abs=1e-6)
+    assert wrong != pytest.approx(metrics[0], abs=1e-6)
 
 
 @pytest.mark.parametrize(("length", "segment", "memory", "looking_back", "period"), [
@@ -114,13 +114,13 @@ def test_word_and_byte_figures_refer_to_the_original_text(small_config, memory_c
     corpus = memory_corpus(1000, np.arange(50), np.arange(101))
     corpus.meta["splits"]["valid"] |= {"words": 40, "bytes": 300, "words_kept": True}
     config = small_config("evaluate.batch_size=3")
-    figures = evaluate_split(config, CountingModel(), [], corpus, "valid", device_context(config.train))
+    metrics = evaluate_split(config, CountingModel(), [], corpus, "valid", choose_runtime(config.train))
     nll = sum(1 + t / 1024 for t in range(1, 101))
-    assert figures["nll"] == pytest.approx(nll)
-    assert figures["perplexity"] == pytest.approx(math.exp(nll / 100))
-    assert figures["word_perplexity"] == pytest.approx(math.exp(nll / 40))
-    assert figures["bits_per_byte"] == pytest.approx(nll / math.log(2) / 300)
-    assert figures["word_perplexity_comparable"] and not figures["bits_per_byte_comparable"]
+    assert metrics["nll"] == pytest.approx(nll)
+    assert metrics["perplexity"] == pytest.approx(math.exp(nll / 100))
+    assert metrics["word_perplexity"] == pytest.approx(math.exp(nll / 40))
+    assert metrics["bits_per_byte"] == pytest.approx(nll / math.log(2) / 300)
+    assert metrics["word_perplexity_comparable"] and not metrics["bits_per_byte_comparable"]
 
 
 def test_huge_losses_give_infinity_not_an_error():

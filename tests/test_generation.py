@@ -11,11 +11,11 @@ from nas.data.corpus import Corpus, prepare
 from nas.inference.generation import Sampling, TextWriter
 from nas.inference.language_model import LanguageModel
 from nas.training.build import build_fixed
-from nas.training.device import DeviceContext
+from nas.training.device import Runtime
 from tests.making import generator
 
 PATTERN = ["attention", "window 5", "dense", "linear", "conv", "sparse_strided"]
-CPU = DeviceContext(torch.device("cpu"), "fp32", False, 1)
+CPU = Runtime(torch.device("cpu"), "fp32", False, 1)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_generation_has_the_precision_of_the_model(model_of):
     model = model_of(tokenizer="words")
     model = replace(model, module=model.module.float())
     exact = predictions(model, "the old man", 2)  # of the prompt, and of a single token
-    rounded = predictions(replace(model, context=replace(CPU, precision="bf16")), "the old man", 2)
+    rounded = predictions(replace(model, runtime=replace(CPU, precision="bf16")), "the old man", 2)
     for one, other in zip(exact, rounded, strict=True):
         assert 1e-4 < (one - other).abs().max() < 0.1
 

@@ -27,9 +27,9 @@ pytestmark = pytest.mark.slow
 def test_the_score_of_the_test_text_equals_the_results_of_the_run(kind, trained, text_folder):
     score = load_model(trained[kind]).score((text_folder / "test.txt").read_bytes())
     expected = yaml.safe_load((trained[kind] / "results.yaml").read_text())["test"]
-    assert score.figures.keys() == expected.keys()
+    assert score.metrics.keys() == expected.keys()
     for key, value in expected.items():
-        assert score.figures[key] == pytest.approx(value, rel=1e-9), key
+        assert score.metrics[key] == pytest.approx(value, rel=1e-9), key
     assert np.isnan(score.nll[0]) and not np.isnan(score.nll[1:]).any()
     assert score.line_nll().sum() == pytest.approx(expected["nll"])
     assert len(score.lines) == (text_folder / "test.txt").read_text().count("\n")
@@ -55,9 +55,9 @@ def test_the_nll_of_a_line_is_the_sum_over_its_tokens(kind, trained):
 
 def test_words_are_counted_by_their_ends_and_not_compared_in_a_binary_text(trained):
     model = load_model(trained["words"])
-    assert [model.score(f"my sister sees it{end}").figures["words"] for end in ("", "\n")] == [4, 5]
-    figures = load_model(trained["bytes"]).score(b"a b\0c d\n").figures
-    assert not figures["word_perplexity_comparable"] and figures["bits_per_byte_comparable"]
+    assert [model.score(f"my sister sees it{end}").metrics["words"] for end in ("", "\n")] == [4, 5]
+    metrics = load_model(trained["bytes"]).score(b"a b\0c d\n").metrics
+    assert not metrics["word_perplexity_comparable"] and metrics["bits_per_byte_comparable"]
 
 
 def test_a_score_is_printed_in_lines_tokens_and_figures(trained, tmp_path):
@@ -67,12 +67,12 @@ def test_a_score_is_printed_in_lines_tokens_and_figures(trained, tmp_path):
     assert f"{score!r}\n" == succeed("score", trained["words"], tmp_path / "text.txt")
     assert lines[1].split() == ["1", "6", f"{score.line_nll()[0]:.4f}", "my", "sister", "sees", "it", "."]
     assert lines[2].split()[:3] == ["2", "3", f"{score.line_nll()[1]:.4f}"]
-    assert f"word perplexity {score.figures['word_perplexity']:.4f}, 9 words and line ends" in lines
+    assert f"word perplexity {score.metrics['word_perplexity']:.4f}, 9 words and line ends" in lines
     printed = succeed("score", trained["words"], tmp_path / "text.txt", "--per-token")
     tokens = [json.loads(line) for line in printed.splitlines()]
     assert [entry["token"] for entry in tokens[:3]] == ["my", "sister", "sees"] and tokens[5]["token"] == "\n"
     assert tokens[0]["nll"] is None and [entry["line"] for entry in tokens] == [1] * 6 + [2] * 3
-    assert math.isclose(sum(entry["nll"] for entry in tokens[1:]), score.figures["nll"])
+    assert math.isclose(sum(entry["nll"] for entry in tokens[1:]), score.metrics["nll"])
 
 
 def test_the_generate_command_prints_the_text_and_keeps_its_bytes(trained, tmp_path):
@@ -142,7 +142,7 @@ def test_an_exported_folder_gives_the_same_model(kind, trained, exported, text_f
     assert run.pattern == out.pattern == ["window 6", "dense", "linear", "attention"]
     assert run.generate("the", 20, seed=1) == out.generate("the", 20, seed=1)
     text = (text_folder / "valid.txt").read_bytes()
-    assert run.score(text).figures == out.score(text).figures
+    assert run.score(text).metrics == out.score(text).metrics
     assert str(text_folder) not in (exported[kind] / "config.json").read_text()
 
 
@@ -160,8 +160,8 @@ def test_a_model_of_images_is_exported_scored_and_trained_on(small_yaml, tmp_pat
     origin = f"train.init_from={tmp_path / 'out'}"
     succeed("retrain", pattern, small_yaml, *options, "--run", tmp_path / "more", origin)
     scores = [load_model(tmp_path / name).score(images[50:].tobytes()) for name in ("run", "out", "more")]
-    assert scores[0].figures == scores[1].figures != scores[2].figures
-    assert not scores[0].figures["word_perplexity_comparable"]
+    assert scores[0].metrics == scores[1].metrics != scores[2].metrics
+    assert not scores[0].metrics["word_perplexity_comparable"]
     card = (tmp_path / "out" / "README.md").read_text()
     succeed("export", tmp_path / "more", "--out", tmp_path / "more-out")
     assert "from scratch" in card and "the weights of `out`" in (tmp_path / "more-out" / "README.md").read_text()

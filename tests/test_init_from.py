@@ -29,7 +29,7 @@ def test_a_training_starts_from_the_weights_of_another(trained, exported, small_
         assert load_model(run).generate("the", 9, seed=1) == load_model(origin).generate("the", 9, seed=1)
     shutil.rmtree(copy)  # the run holds all that it needs
     succeed("retrain", pattern, small_yaml, "--run", run, "--eval-only", *more)
-    expected = load_model(trained["words"]).score((other / "test.txt").read_bytes()).figures["nll"]
+    expected = load_model(trained["words"]).score((other / "test.txt").read_bytes()).metrics["nll"]
     assert list(results.values()) == pytest.approx([expected] * 2, rel=1e-6)
 
 

@@ -24,10 +24,10 @@ from nas.costs.measurement import (
 )
 from nas.data.corpus import Corpus, prepare
 from nas.retraining.phase import valid_prediction
-from nas.training.device import device_context
+from nas.training.device import choose_runtime
 from tests.making import flops_of
 
-CPU = device_context(Config().train)
+CPU = choose_runtime(Config().train)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_onnx_runtime_reads_a_token_with_full_memories(small_config, corpus):
     assert lengths == {"keys_0": 11, "values_0": 11, "keys_1": 3, "values_1": 3, "products_2": 3}
     work()
     device, sizes = device_conditions(config, CPU), size_conditions(config, corpus, ["attention"])
-    assert device["runtime"] == "ONNX Runtime" and "torch" not in device
+    assert device["engine"] == "ONNX Runtime" and "torch" not in device
     assert (sizes["batch_size"], sizes["segment"], sizes["memory"]) == (1, 1, 11)
 
 
@@ -260,9 +260,9 @@ def test_a_prediction_is_used_only_under_its_conditions(small_config, corpus, ca
         assert found == ({} if named else predicted)
         assert not named or f"predicted for {named}, which differs here" in capsys.readouterr().out
     assert conditions["optimizer"] == "muon"  # of training
-    content["latency"]["holds_for"] = conditions | {"runtime": "ONNX Runtime"}
+    content["latency"]["holds_for"] = conditions | {"engine": "ONNX Runtime"}
     assert valid_prediction(content, config, corpus, CPU) == {}
-    assert "it was predicted for runtime ONNX Runtime, which differs" in capsys.readouterr().out
+    assert "it was predicted for engine ONNX Runtime, which differs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -28,10 +28,10 @@ from nas.search.space import (
     read_table,
     with_sizes,
 )
-from nas.training.device import device_context
+from nas.training.device import choose_runtime
 from tests.making import plain
 
-CPU = device_context(Config().train)
+CPU = choose_runtime(Config().train)
 TABLE = CostTable(FLOPS, 1.0, {"attention": 2.0, "dense": 1.0, "dense 8x": 2.0, "identity": 0.0})
 
 
@@ -114,7 +114,7 @@ def measured(monkeypatch):
     """Replaces measurements by MEASURED. Returns the list of the measured sizes."""
     done = []
 
-    def measure_tables(configs, counts, context):
+    def measure_tables(configs, counts, runtime):
         done.append([*configs])
         return dict.fromkeys(configs, MEASURED)
 
@@ -230,12 +230,12 @@ def test_costs_of_training_hold_for_the_optimizer_and_for_the_dropout_that_auto_
     assert reason(*training, *many) == "it was measured with dropout 0.0"
 
 
-def test_a_search_keeps_its_costs_but_not_those_of_another_runtime(known):
+def test_a_search_keeps_its_costs_but_not_those_of_another_engine(known):
     reason, onnx = known("search.latency.timing=generation"), "search.latency.source=onnx"
     generation = "search.latency.timing=generation"
     assert reason(generation, "model.norm=post", keep=True) == ""
     assert reason(keep=True) == "it was measured with timing generation"
-    assert reason(generation, onnx, keep=True) == "it was measured with runtime PyTorch"
+    assert reason(generation, onnx, keep=True) == "it was measured with engine PyTorch"
 
 
 def test_a_given_table_is_of_any_device_but_not_for_other_sizes(small_config, measured, tmp_path, monkeypatch):

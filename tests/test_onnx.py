@@ -197,19 +197,19 @@ def test_the_harness_judges_and_generates_as_the_model_does(form, trained, graph
     text = (text_folder / "test.txt").read_text()
     for part in ("\n" + text, text, text[:-3]):
         (rolling,) = harness.loglikelihood_rolling(requests_of((part,)))
-        assert rolling == pytest.approx(-model.score("\n" + part.removeprefix("\n")).figures["nll"], rel=1e-6)
+        assert rolling == pytest.approx(-model.score("\n" + part.removeprefix("\n")).metrics["nll"], rel=1e-6)
     context, continuation = "my sister sees", " the river ."
     whole, part = model.score("\n" + context + continuation), model.score("\n" + context)
-    expected = part.figures["nll"] - whole.figures["nll"]
+    expected = part.metrics["nll"] - whole.metrics["nll"]
     count, greedy = len(whole.ids) - len(part.ids), model.generate("\n" + context, 20, temperature=0)
     split = f"{context} ", continuation[1:]  # the same: the space belongs to the continuation
-    line = model.score("\n" + context + "\nthe").figures["nll"] - part.figures["nll"]
+    line = model.score("\n" + context + "\nthe").metrics["nll"] - part.metrics["nll"]
     pairs = (context, continuation), (context, greedy), ("", "the"), split, ("th", "e"), (context + "\n", "the")
     found = harness.loglikelihood(requests_of(*pairs))
     assert found[5][0] == pytest.approx(-line, rel=1e-4)  # with the line end
     assert found[0][0] == pytest.approx(expected, rel=1e-4) and count > 1 and not found[0][1]
     assert found[1][1] and found[3] == found[0]
-    assert found[2][0] == pytest.approx(-model.score("\nthe").figures["nll"], rel=1e-4)
+    assert found[2][0] == pytest.approx(-model.score("\nthe").metrics["nll"], rel=1e-4)
     assert len(model.tokenizer.encode("the")) == 1 and found[4] == found[2]  # no token is left of "th"
     options = {"until": ["xyz"], "max_gen_toks": 20}
     assert harness.generate_until(requests_of((context, options))) == [greedy]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.operations.operation import BlockConfig, Operation, Segment
-from models.operations.registry import OPERATIONS, Kind, build_operation
+from models.operations.registry import OPERATIONS, IncompleteOperation, Kind, build_operation
 from models.relative_attention import sinusoidal_encodings
 from models.stream import Decoder
 from models.transformer_xl import build_pattern
@@ -164,7 +164,7 @@ def wrong_rows(self, rows):
 )
 def test_an_operation_that_lacks_a_piece_is_refused(pieces, message, monkeypatch):
     register(monkeypatch, incomplete(**pieces), carries_state=pieces.get("carries_state", False))
-    with pytest.raises(ValueError, match=rf"the operation new of models/operations/new.py .*{message}"):
+    with pytest.raises(IncompleteOperation, match=rf"the operation new of models/operations/new.py .*{message}"):
         build_operation("new", BlockConfig(16))
 
 

@@ -119,13 +119,13 @@ def test_training_carries_its_memories(small_config):
 
 def test_figures_do_not_depend_on_the_batch_if_blocks_depend_on_the_place(small_config, monkeypatch):
     monkeypatch.setattr(sparse, "DENSE_UP_TO", 0)
-    figures = []
+    metrics = []
     for rows in (1, 3, 5):
         config = small_config(f"evaluate.batch_size={rows}")
         phase = make_retraining(config, ["sparse_fixed 7", "dense", "sparse_strided 7", "conv"])
-        given = phase.model, phase.model.blocks, phase.corpus, "valid", phase.context
-        figures.append(evaluate_split(config, *given)["nll"])
-    assert figures[1:] == pytest.approx([figures[0]] * 2, rel=1e-6)
+        given = phase.model, phase.model.blocks, phase.corpus, "valid", phase.runtime
+        metrics.append(evaluate_split(config, *given)["nll"])
+    assert metrics[1:] == pytest.approx([metrics[0]] * 2, rel=1e-6)
 
 
 GRID = ["data.tokenizer=bytes", "model.grid=[2,5,3]"]

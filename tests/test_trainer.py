@@ -11,7 +11,7 @@ from nas.training.optimizer import lr_ratio
 from nas.training.train_step import Batch
 from nas.training.trainer import Trainer, load_checkpoint
 from tests.golden import GOLDEN
-from tests.making import STAGES, assert_same_state, losses_of, make_retraining, make_search
+from tests.making import BLOCKS, STAGES, assert_same_state, losses_of, make_retraining, make_search
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -140,7 +140,7 @@ def test_a_retraining_resumes_exactly_whatever_its_segments(small_config, stoppe
     """The stride divides no segment, so the blocks depend on the positions that the memories have read."""
     options = ["train.steps=12", "train.short_share=0.5", "train.average_share=0.2"]
     options += ["model.dropout=0", "model.ngram_rows=[13,11]"]
-    config, blocks = small_config(*options), ["sparse_fixed 3", "linear", "sparse_strided 3", "window", "conv"]
+    config, blocks = small_config(*options), [*BLOCKS.values()]
     whole, part, again = (make_retraining(config, blocks) for _ in range(3))
     for step in range(1, 13):
         whole.step(step)

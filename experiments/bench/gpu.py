@@ -83,11 +83,11 @@ def make_phase(config, corpus, pattern: list[str] | None = None):
     from nas.training.build import build_fixed
     from nas.training.device import set_up_device
 
-    context = set_up_device(config.seed, config.train)
+    runtime = set_up_device(config.seed, config.train)
     if pattern:
-        return RetrainPhase(build_fixed(pattern, config, corpus.vocab_size), corpus, config, context)
+        return RetrainPhase(build_fixed(pattern, config, corpus.vocab_size), corpus, config, runtime)
     costs = count_flops(config, corpus.counts())
-    return GumbelPhase(build_supernet(config, corpus), corpus, config, context, costs)
+    return GumbelPhase(build_supernet(config, corpus), corpus, config, runtime, costs)
 
 
 def step_seconds(phase, seconds: float, group: int = 5) -> float:
@@ -99,7 +99,7 @@ def step_seconds(phase, seconds: float, group: int = 5) -> float:
         for _ in range(count):
             steps += 1
             phase.step(steps)
-        phase.context.synchronize()
+        phase.runtime.synchronize()
 
     run_steps(WARM_UP)
     started, first = time.perf_counter(), steps
@@ -108,28 +108,28 @@ def step_seconds(phase, seconds: float, group: int = 5) -> float:
     return (time.perf_counter() - started) / (steps - first)
 
 
-def product_rate(context, size: int) -> float:
+def product_rate(runtime, size: int) -> float:
     """FLOP/s of products of random square matrices: median of five; bf16 on a GPU, float32 without one."""
     import torch
 
-    dtype = torch.bfloat16 if context.is_gpu else torch.float32
-    a, b = (torch.randn(size, size, device=context.device, dtype=dtype) for _ in range(2))
+    dtype = torch.bfloat16 if runtime.is_gpu else torch.float32
+    a, b = (torch.randn(size, size, device=runtime.device, dtype=dtype) for _ in range(2))
     rates = []
     for _ in range(5):
-        context.synchronize()
+        runtime.synchronize()
         started = time.perf_counter()
         for _ in range(10):
             a @ b
-        context.synchronize()
+        runtime.synchronize()
         rates.append(10 * 2 * size**3 / (time.perf_counter() - started))
     return sorted(rates)[2]
 
 
-def peak_mb(context) -> float:
+def peak_mb(runtime) -> float:
     import torch
 
-    if context.is_gpu:
-        return torch.cuda.max_memory_allocated(context.device) / 1e6
+    if runtime.is_gpu:
+        return torch.cuda.max_memory_allocated(runtime.device) / 1e6
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
@@ -151,7 +151,7 @@ def tensorflow_training(arguments) -> dict:
         if step % 500 == 0 or step == steps:
             if nan_by_step is None and not math.isfinite(total):
                 nan_by_step = step
-            phase.context.synchronize()
+            phase.runtime.synchronize()
             marks.append((step, time.perf_counter()))
             if marks[-1][1] - started > arguments.limit:
                 break
@@ -165,7 +165,7 @@ def tensorflow_training(arguments) -> dict:
         "tokens_per_s": 1024e3 / step_ms,
         "nll": float(nll),
         "nan_by_step": nan_by_step,
-        "peak_mb": peak_mb(phase.context),
+        "peak_mb": peak_mb(phase.runtime),
     }
 
 
@@ -185,7 +185,7 @@ def retrain_base(arguments) -> dict:
     config, corpus = base_model(arguments, {})
     pattern = interleaved(config.model.blocks)
     phase = make_phase(config, corpus, pattern)
-    rate = product_rate(phase.context, 512 if arguments.small else 8192)
+    rate = product_rate(phase.runtime, 512 if arguments.small else 8192)
     seconds = step_seconds(phase, arguments.seconds)
     tokens_per_s = config.train.batch_size * config.train.segment / seconds
     flops = 3 * count_flops(config, corpus.counts()).cost(pattern)
@@ -196,7 +196,7 @@ def retrain_base(arguments) -> dict:
         "flops_per_token": flops,
         "product_tflops": rate / 1e12,
         "utilisation": flops * tokens_per_s / rate,
-        "peak_mb": peak_mb(phase.context),
+        "peak_mb": peak_mb(phase.runtime),
     }
 
 
@@ -210,10 +210,10 @@ def search_base(arguments) -> dict:
     for name, search in kinds.items():
         config, corpus = base_model(arguments, search or {})
         phase = make_phase(config, corpus, None if search else interleaved(config.model.blocks))
-        if phase.context.is_gpu:
+        if phase.runtime.is_gpu:
             torch.cuda.reset_peak_memory_stats()
         figures[f"{name}_step_ms"] = 1e3 * step_seconds(phase, arguments.seconds)
-        figures[f"{name}_peak_mb"] = peak_mb(phase.context)
+        figures[f"{name}_peak_mb"] = peak_mb(phase.runtime)
         del phase
         gc.collect()
         torch._dynamo.reset()  # drops compiled code of the deleted phase
@@ -293,17 +293,17 @@ def main() -> None:
     import torch
 
     from nas.core.run_folder import git_commit, processor
-    from nas.training.device import device_context
+    from nas.training.device import choose_runtime
 
-    context = device_context(configure(arguments.options).train)
-    environment = {"device": context.name, "precision": context.precision, "compile": context.compile}
+    runtime = choose_runtime(configure(arguments.options).train)
+    environment = {"device": runtime.name, "precision": runtime.precision, "compile": runtime.compile}
     environment |= {"processor": processor(), "torch": str(torch.__version__), "commit": git_commit()}
     results = {}
     for part in arguments.parts:
         started = time.perf_counter()
         results[part] = run_part(part) | {"wall_s": round(time.perf_counter() - started, 1)}
         print(part, json.dumps(results[part]), flush=True)
-    for part, (key, aim) in AIMS.items() if context.is_gpu and not arguments.small else ():
+    for part, (key, aim) in AIMS.items() if runtime.is_gpu and not arguments.small else ():
         if key in results.get(part, {}):
             value = results[part][key]
             met = value >= aim if key == "utilisation" else value <= aim

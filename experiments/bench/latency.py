@@ -65,13 +65,13 @@ def main() -> None:
         parser.error("--source onnx needs --timing generation")
     blocks = arguments.blocks
     config = make_config(arguments.timing, arguments.threads, blocks, arguments.source)
-    context = set_up_device(config.seed, config.train)
+    runtime = set_up_device(config.seed, config.train)
     counts = (1e6 / np.arange(1, VOCABULARY + 1)).astype(np.int64)  # Zipf's law
     source, names = np.random.default_rng(arguments.seed), config.search.operations
     patterns = [[names[i] for i in source.integers(len(names), size=blocks)] for _ in range(arguments.patterns)]
 
-    (table,) = measure_tables({(VOCABULARY, config.model.d_model): config}, {VOCABULARY: counts}, context).values()
-    works = new_works([interleaved(blocks), *patterns], config, counts, context)
+    (table,) = measure_tables({(VOCABULARY, config.model.d_model): config}, {VOCABULARY: counts}, runtime).values()
+    works = new_works([interleaved(blocks), *patterns], config, counts, runtime)
     times = timed_rounds(dict(enumerate(works)), ROUNDS, SECONDS)
     baseline_ms, *measured_ms = (1e3 * float(np.median(taken)) for taken in times.values())
     batch, segment, memory = batch_shape(config)

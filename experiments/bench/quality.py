@@ -30,9 +30,9 @@ ROUNDS = 60  # of the latencies
 
 def train(pattern: list[str], overrides: list[str]) -> dict:
     """Train a pattern from scratch; its figures on valid."""
-    config, corpus, context = open_experiment(CONFIG, overrides)
+    config, corpus, runtime = open_experiment(CONFIG, overrides)
     began = time.monotonic()
-    training = Training(pattern, config, corpus, context)
+    training = Training(pattern, config, corpus, runtime)
     valid = training.end()
     seconds = time.monotonic() - began
     parameters = sum(parameter.numel() for parameter in training.model.parameters())
@@ -46,9 +46,9 @@ def measure(pattern: list[str], recipes: list[list[str]]) -> list[float]:
 
     networks = {}
     for number, overrides in enumerate(recipes):
-        config, corpus, context = open_experiment(CONFIG, overrides)
+        config, corpus, runtime = open_experiment(CONFIG, overrides)
         networks[number] = pattern, config, corpus
-    return [found["ratio"] for found in text_times(networks, context, ROUNDS).values()]
+    return [found["ratio"] for found in text_times(networks, runtime, ROUNDS).values()]
 
 
 def main() -> None:

@@ -89,17 +89,17 @@ class Workload:
         from nas.gumbel.gumbel_phase import GumbelPhase, build_supernet
         from nas.retraining.phase import RetrainPhase
         from nas.training.build import build_fixed
-        from nas.training.device import device_context
+        from nas.training.device import choose_runtime
 
         self.name, self.segment, self.corpus, self.steps = name, segment, corpus, 0
         self.config = make_config(segment, div_value, blocks)
-        context, costs = device_context(self.config.train), count_flops(self.config, corpus.counts())
+        runtime, costs = choose_runtime(self.config.train), count_flops(self.config, corpus.counts())
         if name == "search_soft":
-            self.phase = GumbelPhase(build_supernet(self.config, corpus), corpus, self.config, context, costs)
+            self.phase = GumbelPhase(build_supernet(self.config, corpus), corpus, self.config, runtime, costs)
         else:
             pattern = PATTERNS.get(name, PATTERNS["retrain_adadad"])
             self.phase = RetrainPhase(
-                build_fixed(pattern, self.config, corpus.vocab_size), corpus, self.config, context
+                build_fixed(pattern, self.config, corpus.vocab_size), corpus, self.config, runtime
             )
         candidates = [costs.blocks[operation] for operation in self.config.search.operations]
         if name == "search_soft":
@@ -114,8 +114,8 @@ class Workload:
         from nas.training.evaluation import evaluate_split
 
         if self.name == "evaluate":
-            model, context = self.phase.model, self.phase.context
-            return evaluate_split(self.config, model, model.blocks, self.corpus, "valid", context)["tokens"]
+            model, runtime = self.phase.model, self.phase.runtime
+            return evaluate_split(self.config, model, model.blocks, self.corpus, "valid", runtime)["tokens"]
         self.steps += 1
         return self.phase.step(self.steps)[1]
 

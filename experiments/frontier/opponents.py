@@ -73,8 +73,8 @@ def rule_networks(rule: str, costs, shapes: list, budget: float, most: int) -> l
 
 def choose_sizes(folder: Path, overrides: list[str], rule: str) -> dict:
     """The best network of a rule, and the folder of its trial."""
-    config, corpora, shapes, costs, context = open_space(folder, overrides)
-    trials, budget = open_trials(config, corpora, folder / "rules", context), config.search.latency.target
+    config, corpora, shapes, costs, runtime = open_space(folder, overrides)
+    trials, budget = open_trials(config, corpora, folder / "rules", runtime), config.search.latency.target
     networks = rule_networks(rule, costs, shapes, budget, config.model.blocks)
     best = successive_halving(GivenStrategy(trials, costs, budget, networks))
     seconds = sum(result["wall_time_s"] for result in trials.results.values())
@@ -91,9 +91,9 @@ def measure_narrow(overrides: list[str]) -> dict:
         if width % model.heads:
             continue
         own = [*overrides, f"model.d_model={width}", "search.d_model=[]"]
-        config, corpus, context = open_experiment(FRONTIER, own)
+        config, corpus, runtime = open_experiment(FRONTIER, own)
         opened[width] = interleaved(config.model.blocks), config, corpus
-    return {str(width): found["ratio"] for width, found in text_times(opened, context, ROUNDS).items()}
+    return {str(width): found["ratio"] for width, found in text_times(opened, runtime, ROUNDS).items()}
 
 
 def patterns_of(jobs: Jobs, budget: str, names: list[str], folder: Path, overrides: list[str]) -> dict[str, dict]:

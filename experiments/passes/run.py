@@ -49,13 +49,13 @@ def main() -> None:
 
 def train(overrides: list[str]) -> dict:
     """nll per token on valid: at each evaluation (`nlls`), and the lowest (`best`)."""
-    (config, corpus, context), nlls = open_experiment(Path(__file__).with_name("passes.yaml"), overrides), []
+    (config, corpus, runtime), nlls = open_experiment(Path(__file__).with_name("passes.yaml"), overrides), []
 
     def evaluate(step, phase):
         if step in {math.ceil(count * phase.total_steps / EVALUATIONS) for count in range(1, EVALUATIONS + 1)}:
-            nlls.append(phase.figures(phase.train_weights.average)["nll_per_token"])
+            nlls.append(phase.metrics(phase.train_weights.average)["nll_per_token"])
 
-    training = Training(expand(PATTERN), config, corpus, context, evaluate)
+    training = Training(expand(PATTERN), config, corpus, runtime, evaluate)
     training.end()
     return {"best": min(nlls), "nlls": nlls}
 

@@ -115,10 +115,10 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
     from nas.search.space import NetworkCosts, make_network, within_budget
     from nas.search.strategy import Strategy, successive_halving
     from nas.search.trials import Trials
-    from nas.training.device import device_context
+    from nas.training.device import choose_runtime
 
     config, corpus, known, trainings = make_config(name, seed, overrides), make_corpus(name), {}, {}
-    context = device_context(config.train)
+    runtime = choose_runtime(config.train)
 
     class TrialsHere(Trials):
         """Trials in this process."""
@@ -126,7 +126,7 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
         def train(self, networks, share):
             for network in networks:
                 if network not in trainings:
-                    trainings[network] = Training(list(network.blocks), config, corpus, context)
+                    trainings[network] = Training(list(network.blocks), config, corpus, runtime)
                 for earlier, *_ in self.rungs:  # a training cannot go back when the other search asks for less of it
                     if earlier <= share and (network, earlier) not in known:
                         known[network, earlier] = {"valid": trainings[network].until(earlier)}
@@ -136,7 +136,7 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
     costs, result = NetworkCosts({sizes: table}, make_network(*sizes, interleaved(config.model.blocks))), {}
     least = table.cost(expand(CORPORA[name].known)) / costs.reference_cost
     for kind, budget in (("free", math.inf), ("budget", least)):
-        trials = TrialsHere(config, {corpus.vocab_size: corpus}, Path(), context)
+        trials = TrialsHere(config, {corpus.vocab_size: corpus}, Path(), runtime)
         affordable = filter(within_budget(table, budget * costs.reference_cost), all_networks())
         networks = [make_network(*sizes, blocks) for blocks in affordable]
         result[kind] = abbreviate(successive_halving(Strategy(trials, costs, budget, networks)).blocks)
@@ -164,10 +164,10 @@ def which_fit(name: str, overrides: list[str]) -> dict[str, bool]:
 
 def train_alone(name: str, blocks: tuple[str, ...], overrides: list[str]) -> dict:
     """Train one network to the end. Returns its nll on valid."""
-    from nas.training.device import device_context
+    from nas.training.device import choose_runtime
 
     config = make_config(name, 1, overrides)
-    training = Training(list(blocks), config, make_corpus(name), device_context(config.train))
+    training = Training(list(blocks), config, make_corpus(name), choose_runtime(config.train))
     return {"nll": training.end()["nll_per_token"]}
 
 

@@ -28,7 +28,7 @@ def main() -> None:
         training, rows[name] = Training(list(named_network(name).blocks), *opened), {}
         for share, *_ in RUNGS:
             trial = training.until(share)
-            full = training.phase.figures(training.phase.trial_average)
+            full = training.phase.metrics(training.phase.trial_average)
             rows[name][share] = [round(one["bits_per_byte"], 4) for one in (trial, full)]
             print_row(name, share, *rows[name][share])
     print(json.dumps(rows))

@@ -34,9 +34,9 @@ def finish(out: Path, overrides: list[str], seed: int) -> dict:
     from nas.search.trials import RUNGS
     from nas.training.passes import resolve_auto
 
-    config, corpora, shapes, costs, context = open_space(out, seeded(overrides, seed))
+    config, corpora, shapes, costs, runtime = open_space(out, seeded(overrides, seed))
     networks, folder = draw_networks(config, costs, shapes, RUNGS[0].networks), out / f"random-{seed}" / TRIALS
-    trials = open_trials(config, corpora, folder, context)
+    trials = open_trials(config, corpora, folder, runtime)
     for share, *_ in RUNGS:
         trials.run(networks, share)
     rungs = {str(network): {} for network in networks}

@@ -56,12 +56,12 @@ def open_space(out: Path, overrides: list[str]):
     from nas.training.device import set_up_device
 
     config = load_config(FRONTIER, overrides)
-    context = set_up_device(config.seed, config.train)
-    candidates = open_candidates(config, context)
-    costs = find_costs(candidates, out / COSTS, context, keep=True)
+    runtime = set_up_device(config.seed, config.train)
+    candidates = open_candidates(config, runtime)
+    costs = find_costs(candidates, out / COSTS, runtime, keep=True)
     if not (out / COSTS).exists():
         write_yaml(out / COSTS, costs.to_dict())
-    return config, candidates.corpora, candidates.shapes, costs, context
+    return config, candidates.corpora, candidates.shapes, costs, runtime
 
 
 def search_by_trials(out: Path, overrides: list[str], seed: int) -> dict:
@@ -117,21 +117,21 @@ def search_at_random(out: Path, overrides: list[str], seed: int) -> dict:
     """The network that wins successive halving without a surrogate, and the seconds of the trials."""
     from nas.search.trials import RUNGS
 
-    config, corpora, shapes, costs, context = open_space(out, seeded(overrides, seed))
-    trials = open_trials(config, corpora, out / f"random-{seed}" / TRIALS, context)
+    config, corpora, shapes, costs, runtime = open_space(out, seeded(overrides, seed))
+    trials = open_trials(config, corpora, out / f"random-{seed}" / TRIALS, runtime)
     networks = draw_networks(config, costs, shapes, RUNGS[0].networks)
     best = successive_halving(RandomStrategy(trials, costs, config.search.latency.target, networks))
     seconds = sum(result["wall_time_s"] for result in trials.results.values())
     return {"network": best.to_dict(), "ratio": costs.ratio(best), "seconds": seconds}
 
 
-def open_trials(config, corpora, folder: Path, context):
+def open_trials(config, corpora, folder: Path, runtime):
     from nas.search.trials import Trials
 
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / CONFIG).exists():
         write_yaml(folder / CONFIG, {"stage": "search", **asdict(config)})
-    return Trials(config, corpora, folder, context)
+    return Trials(config, corpora, folder, runtime)
 
 
 def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -> dict:
@@ -168,7 +168,7 @@ def train(trials, networks: list) -> list[dict]:
     from nas.jobs.tasks import run_tasks, workers
 
     tasks = [trials.task(network, None, trials.folder) for network in networks]
-    if failed := run_tasks(tasks, workers(trials.context)):
+    if failed := run_tasks(tasks, workers(trials.runtime)):
         raise RunError(f"trainings failed: {failed}")
     return [read_yaml(task.result) for task in tasks]
 
@@ -177,8 +177,8 @@ def finish(out: Path, overrides: list[str], search: str, seed: int, found: dict)
     """Train what a search found. Returns its figures."""
     from nas.search.space import read_network
 
-    config, corpora, _, _, context = open_space(out, seeded(overrides, seed))
-    trials = open_trials(config, corpora, out / f"{search}-{seed}" / TRIALS, context)
+    config, corpora, _, _, runtime = open_space(out, seeded(overrides, seed))
+    trials = open_trials(config, corpora, out / f"{search}-{seed}" / TRIALS, runtime)
     (results,) = train(trials, [read_network(found["network"])])
     return {split: results[split] for split in ("valid", "test")}
 

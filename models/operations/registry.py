@@ -10,6 +10,10 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 
+class IncompleteOperation(ValueError):
+    """The class of an operation lacks a piece. The message says which."""
+
+
 class Shape(NamedTuple):
     """What sizes depend on: options of the model, and numbers of positions. keys: segment and memory together."""
 
@@ -114,12 +118,13 @@ OPERATIONS = {
 
 
 def build_operation(name: str, config, **sizes: int):
-    """The module of an operation. config: a BlockConfig. Raises ValueError if its class lacks a piece."""
+    """The module of an operation. config: a BlockConfig. Raises IncompleteOperation if its class lacks a piece."""
     kind = OPERATIONS[name]
     file, _, class_name = kind.place.partition(":")
     operation = getattr(import_module(f"models.operations.{file}"), class_name)(config, **sizes)
     if missing := operation.missing_piece():
-        raise ValueError(f"the operation {name} of models/operations/{file}.py {missing}")
+        raise IncompleteOperation(f"the operation {name} of models/operations/{file}.py {missing}")
     if operation.carries_state != kind.carries_state:
-        raise ValueError(f"the operation {name} needs carries_state={operation.carries_state} in its registry line")
+        needed = f"carries_state={operation.carries_state}"
+        raise IncompleteOperation(f"the operation {name} needs {needed} in its registry line")
     return operation

@@ -17,7 +17,7 @@ from nas.costs.flops import batch_shape
 from nas.costs.measurement import device_conditions, text_times
 from nas.data.corpus import Corpus, prepare
 from nas.jobs.tasks import Task, script_task
-from nas.training.device import count_cores, device_context, set_up_device
+from nas.training.device import choose_runtime, count_cores, set_up_device
 from nas.training.passes import auto_lines, resolve_auto
 
 ROUNDS = 60  # of the latencies
@@ -50,11 +50,11 @@ class Comparison:
 
     def start(self) -> None:
         """Prepare the data, lock the folder, and write the settings and the pattern files."""
-        context, corpus = set_up_device(self.recipe.seed, self.recipe.train), Corpus(prepare(self.recipe.data))
+        runtime, corpus = set_up_device(self.recipe.seed, self.recipe.train), Corpus(prepare(self.recipe.data))
         given, self.recipe = self.recipe, resolve_auto(self.recipe, corpus)
         for line in auto_lines(given, self.recipe, corpus):
             print(line)
-        self.run.start(self.recipe, provenance(self.recipe, corpus.meta, context))
+        self.run.start(self.recipe, provenance(self.recipe, corpus.meta, runtime))
         (self.path / "patterns").mkdir(exist_ok=True)
         for contender in self.contenders:
             if not self.pattern_file(contender).exists():
@@ -81,8 +81,8 @@ class Comparison:
     def measure_latencies(self) -> None:
         """Write the latencies of all networks, unless all have been measured under the present conditions."""
         networks = {contender.key: contender for contender in self.contenders}
-        context, before = device_context(self.recipe.train), read_latencies(self.path)
-        now = device_conditions(self.recipe, context) | {"batch": [*batch_shape(self.recipe)]}
+        runtime, before = choose_runtime(self.recipe.train), read_latencies(self.path)
+        now = device_conditions(self.recipe, runtime) | {"batch": [*batch_shape(self.recipe)]}
         if before["holds_for"] == now and networks.keys() <= before["networks"].keys():
             return
         print(f"measuring the latency of {len(networks)} networks", flush=True)
@@ -90,7 +90,7 @@ class Comparison:
         for key, contender in networks.items():
             corpus = Corpus(prepare(contender.config.data))
             models[key] = contender.blocks, resolve_auto(contender.config, corpus), corpus
-        times = {key: found["ms_per_1000_bytes"] for key, found in text_times(models, context, ROUNDS).items()}
+        times = {key: found["ms_per_1000_bytes"] for key, found in text_times(models, runtime, ROUNDS).items()}
         write_yaml(self.path / LATENCIES, {"networks": times, "holds_for": now})
 
 

@@ -70,7 +70,7 @@ def summarize(folder: Path, plan: Config) -> dict:
     found one.
     """
     networks, summary, valid = {}, {}, {}
-    context, corpus = set_up_device(plan.seed, plan.train), Corpus(prepare(plan.data))
+    runtime, corpus = set_up_device(plan.seed, plan.train), Corpus(prepare(plan.data))
     for name in (USUAL, FOUND):  # ratios are to the first one
         results, config = read_yaml(folder / name / RESULTS), load_config(folder / name / CONFIG, [])
         valid[name] = results["valid"]["bits_per_byte"]
@@ -84,7 +84,7 @@ def summarize(folder: Path, plan: Config) -> dict:
         }
     if (whole := interleaved(plan.model.blocks)) != networks[USUAL][0]:
         networks["reference"] = whole, resolve_auto(plan, corpus), corpus
-    times = text_times(networks, context, ROUNDS, SECONDS)
+    times = text_times(networks, runtime, ROUNDS, SECONDS)
     for name, own in summary.items():
         own["ms_per_1000_bytes"] = times[name]["ms_per_1000_bytes"]
         own["time_ratio_to_usual"] = times[name]["ratio"]

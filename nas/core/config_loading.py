@@ -201,9 +201,9 @@ def simplify(pattern: list, config: Config, where: str) -> list[str]:
     model, simple = config.model, []
     for number, block in enumerate(pattern, start=1):
         simple.append(simplify_block(block, config.shape, f"{where} {number}: "))
-        # The state of linear attention would go on from one image to the next.
-        if model.grid and parse_block(block)[0] == "linear":
-            raise InputError(f"{where} {number}: linear cannot read images; remove it, or model.grid={model.grid}")
+        name, _ = parse_block(block)
+        if model.grid and OPERATIONS[name].carries_state:  # which would go on from one image to the next
+            raise InputError(f"{where} {number}: {name} cannot read images; remove it, or model.grid={model.grid}")
     if set(simple) == {"identity"} and config.train.optimizer == "muon":
         raise InputError("train.optimizer=muon needs blocks with weights; give train.optimizer=adamw")
     return simple

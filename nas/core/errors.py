@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import NoReturn
 
+from models.operations.registry import IncompleteOperation
+
 OPTION = re.compile(r"--(?=\w+\.[\w.]+=)")  # the dashes of --section.key=value, which may be there or not
 
 
@@ -103,8 +105,8 @@ def run_command(main: Callable[[], None]) -> None:
     sys.argv[1:] = [OPTION.sub("", argument) for argument in sys.argv[1:]]
     try:
         main()
-    except (InputError, RunError) as error:
-        fail(2 if isinstance(error, InputError) else 1, f"error: {error}")
+    except (InputError, RunError, IncompleteOperation) as error:
+        fail(1 if isinstance(error, RunError) else 2, f"error: {error}")
     except Interrupted as stop:
         fail(130, str(stop))
     except KeyboardInterrupt:

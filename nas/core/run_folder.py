@@ -39,7 +39,7 @@ TRIALS, CHOICE = "trials", "trials/choice.yaml"  # the folder of the trials of a
 
 
 def trial_file(step: int) -> str:
-    """The file of a training with its figures on valid after a step, at which it stopped."""
+    """The file of a training with its metrics on valid after a step, at which it stopped."""
     return f"trial-{step}.yaml"
 
 
@@ -240,18 +240,18 @@ def command_line() -> str:
     return shlex.join([Path(script).name if folder == package.parent else script, *arguments])
 
 
-def provenance(config: Config, corpus_meta: dict, context) -> dict:
-    """The content of provenance.yaml. corpus_meta: meta.yaml of the corpus; context: a DeviceContext."""
+def provenance(config: Config, corpus_meta: dict, runtime) -> dict:
+    """The content of provenance.yaml. corpus_meta: meta.yaml of the corpus; runtime: a Runtime."""
     return {
         "command": command_line(),
         "git_commit": git_commit(),
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in PACKAGES},
-        "device": context.name,
-        "precision": context.precision,
+        "device": runtime.name,
+        "precision": runtime.precision,
         "processor": processor(),
         "processes": world_size(),
-        "threads": context.threads,
+        "threads": runtime.threads,
         "platform": platform.platform(),
         "seed": config.seed,
         **data_digests(corpus_meta),

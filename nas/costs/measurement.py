@@ -22,7 +22,7 @@ from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.costs.flops import batch_shape
 from nas.data.corpus import Corpus, bytes_per_token
 from nas.training.build import build_fixed
-from nas.training.device import DeviceContext
+from nas.training.device import Runtime
 from nas.training.optimizer import WeightsOptimizer
 
 ROUNDS, SECONDS = 20, 3.0  # the lowest number of rounds, and the seconds for which they continue
@@ -38,17 +38,17 @@ Sizes = tuple[int, int]  # vocabulary and width
 def work_conditions(config: Config) -> dict:
     """What is timed, and what runs it."""
     latency = config.search.latency
-    return {"timing": latency.timing, "runtime": "ONNX Runtime" if latency.source == "onnx" else "PyTorch"}
+    return {"timing": latency.timing, "engine": "ONNX Runtime" if latency.source == "onnx" else "PyTorch"}
 
 
-def device_conditions(config: Config, context: DeviceContext) -> dict:
+def device_conditions(config: Config, runtime: Runtime) -> dict:
     """The work and the device. Raises InputError if the runtime is not installed."""
-    own = work_conditions(config) | {"threads": context.threads}
+    own = work_conditions(config) | {"threads": runtime.threads}
     if config.search.latency.source == "onnx":  # it runs on the CPU
         check_onnx()
         return own | {"processor": processor(), "precision": "fp32", "onnxruntime": version("onnxruntime")}
-    device = context.name if context.is_gpu else processor()
-    return own | {"processor": device, "precision": context.precision, "torch": str(torch.__version__)}
+    device = runtime.name if runtime.is_gpu else processor()
+    return own | {"processor": device, "precision": runtime.precision, "torch": str(torch.__version__)}
 
 
 def size_conditions(config: Config, corpus: Corpus, operations: list[str]) -> dict:
@@ -75,19 +75,19 @@ class SegmentWork:
     Each call repeats it, uncompiled, with the same tokens [B, L + 1], and returns when the device has finished.
     """
 
-    def __init__(self, model: TransformerXL, tokens: Tensor, config: Config, context: DeviceContext):
-        self.context, self.model = context, model.to(context.device).eval()
-        tokens, (_, segment, self.memory_length) = tokens.to(context.device), batch_shape(config)
+    def __init__(self, model: TransformerXL, tokens: Tensor, config: Config, runtime: Runtime):
+        self.runtime, self.model = runtime, model.to(runtime.device).eval()
+        tokens, (_, segment, self.memory_length) = tokens.to(runtime.device), batch_shape(config)
         self.inputs, self.memories, self.optimizer = (tokens[:, :-1], tokens[:, 1:]), None, None
         for _ in range(-(-self.memory_length // segment)):
             _, self.memories = self.forward()
         if config.search.latency.timing == "training":
-            self.optimizer = WeightsOptimizer(model, config.train, 1, context.muon_bf16)
+            self.optimizer = WeightsOptimizer(model, config.train, 1, runtime.muon_bf16)
             self.optimizer.set_lr(step=1)
             model.train()
 
     def forward(self):
-        with self.context.autocast(), torch.set_grad_enabled(self.optimizer is not None):
+        with self.runtime.autocast(), torch.set_grad_enabled(self.optimizer is not None):
             return self.model(*self.inputs, self.memories, self.memory_length)
 
     def __call__(self) -> None:
@@ -96,29 +96,29 @@ class SegmentWork:
             nll.mean().backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
-        self.context.synchronize()
+        self.runtime.synchronize()
 
 
 class TokenWork:
     """The next token of one stream whose memories are full, as in generation, without sampling."""
 
-    def __init__(self, model: TransformerXL, tokens: Tensor, config: Config, context: DeviceContext):
+    def __init__(self, model: TransformerXL, tokens: Tensor, config: Config, runtime: Runtime):
         _, length, memory = batch_shape(config)
-        self.decoder, self.context = Decoder(model.to(context.device), length + memory), context
-        self.token = tokens[:, :1].to(context.device)
+        self.decoder, self.runtime = Decoder(model.to(runtime.device), length + memory), runtime
+        self.token = tokens[:, :1].to(runtime.device)
         for _ in range(length + memory):
             self()
 
     def __call__(self) -> None:
-        with self.context.autocast():
+        with self.runtime.autocast():
             self.decoder.read(self.token)
-        self.context.synchronize()
+        self.runtime.synchronize()
 
 
 class GraphWork:
     """As TokenWork, in ONNX Runtime. Each call reads the same token after the same memories."""
 
-    def __init__(self, model: TransformerXL, tokens: Tensor, config: Config, context: DeviceContext):
+    def __init__(self, model: TransformerXL, tokens: Tensor, config: Config, runtime: Runtime):
         _, length, memory = batch_shape(config)
         network = StreamModel(model.eval(), length + memory)
         with torch.no_grad(), TemporaryDirectory() as folder:
@@ -126,7 +126,7 @@ class GraphWork:
             if memory:
                 _, state = network(tokens[:, :1].expand(-1, memory), state)
             export_graph(network, file := Path(folder) / "model.onnx")
-            self.session = open_graph(file, context.threads)
+            self.session = open_graph(file, runtime.threads)
         self.inputs = {"tokens": tokens[:, :1].numpy(), **{name: value.numpy() for name, value in state.items()}}
 
     def __call__(self) -> None:
@@ -134,7 +134,7 @@ class GraphWork:
 
 
 def new_works(
-    patterns: list[list[str]], config: Config, counts: np.ndarray, context: DeviceContext
+    patterns: list[list[str]], config: Config, counts: np.ndarray, runtime: Runtime
 ) -> list[SegmentWork | TokenWork | GraphWork]:
     """The work of each pattern, with new weights."""
     batch, segment, _ = batch_shape(config)
@@ -146,7 +146,7 @@ def new_works(
     if latency.source == "onnx":
         check_onnx()
         work = GraphWork
-    return [work(build_fixed(pattern, config, len(counts)), tokens, config, context) for pattern in patterns]
+    return [work(build_fixed(pattern, config, len(counts)), tokens, config, runtime) for pattern in patterns]
 
 
 def work_of(config: Config) -> str:
@@ -177,7 +177,7 @@ def timed_rounds(
 
 def text_times(
     networks: dict[Hashable, tuple[list[str], Config, Corpus]],
-    context: DeviceContext,
+    runtime: Runtime,
     rounds: int,
     seconds: float = 0.0,
 ) -> dict[Hashable, dict]:
@@ -188,9 +188,9 @@ def text_times(
     the random state.
     """
     works, kilobytes = {}, {}
-    with context.fork_rng():
+    with runtime.fork_rng():
         for name, (blocks, config, corpus) in networks.items():
-            (works[name],) = new_works([blocks], config, corpus.counts(), context)
+            (works[name],) = new_works([blocks], config, corpus.counts(), runtime)
             kilobytes[name] = math.prod(batch_shape(config)[:2]) * bytes_per_token(corpus) / 1000
         rounds_taken = timed_rounds(works, rounds, seconds)
     found = {}
@@ -201,19 +201,17 @@ def text_times(
     return {name: one | {"ratio": one["ms_per_1000_bytes"] / first} for name, one in found.items()}
 
 
-def measure_pattern(
-    pattern: list[str], config: Config, corpus: Corpus, context: DeviceContext, predicted: dict
-) -> dict:
+def measure_pattern(pattern: list[str], config: Config, corpus: Corpus, runtime: Runtime, predicted: dict) -> dict:
     """The measured latency of a pattern, in the form of the files, merged with the predicted one, or with {}."""
     networks = {name: (name, config, corpus) for name in (tuple(interleaved(len(pattern))), tuple(pattern))}
-    measured = text_times(networks, context, ROUNDS, SECONDS)[tuple(pattern)]
+    measured = text_times(networks, runtime, ROUNDS, SECONDS)[tuple(pattern)]
     measured["ratio_to_interleaved"] = measured.pop("ratio")
-    conditions = {"timing": work_of(config), **shape_conditions(config), "threads": context.threads}
+    conditions = {"timing": work_of(config), **shape_conditions(config), "threads": runtime.threads}
     return measured | predicted | conditions
 
 
 def measure_tables(
-    configs: dict[Sizes, Config], counts: dict[int, np.ndarray], context: DeviceContext
+    configs: dict[Sizes, Config], counts: dict[int, np.ndarray], runtime: Runtime
 ) -> dict[Sizes, CostTable]:
     """Milliseconds of embedding and output layer, and of each operation, for a batch of segments with full memories.
 
@@ -225,11 +223,11 @@ def measure_tables(
     print(f"measuring {len(configs)} pairs of vocabulary and width: {work_of(config)}", flush=True)
     one_of, works = {width: (size, width) for size, width in sorted(configs, reverse=True)}, {}
     names = [name for name in dict.fromkeys([*config.search.operations, *interleaved(2)]) if name != "identity"]
-    with context.fork_rng():
+    with runtime.fork_rng():
         for number, (sizes, shaped) in enumerate(configs.items(), start=1):
             own = names if sizes in one_of.values() else []
             patterns = [[], *([name] * TIMED_BLOCKS for name in own)]
-            for name, work in zip(("none", *own), new_works(patterns, shaped, counts[sizes[0]], context), strict=True):
+            for name, work in zip(("none", *own), new_works(patterns, shaped, counts[sizes[0]], runtime), strict=True):
                 works[sizes, name] = work
             if config.search.latency.source == "onnx":  # an export takes seconds
                 print(f"[{number}/{len(configs)}] {sizes[0]} pieces, width {sizes[1]}: exported", flush=True)

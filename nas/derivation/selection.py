@@ -61,7 +61,7 @@ class RunLatency:
 
     def __init__(self, run: Path):
         self.config, self.corpus = load_config(run / CONFIG, []), None
-        self.context = set_up_device(self.config.seed, self.config.train)
+        self.runtime = set_up_device(self.config.seed, self.config.train)
         self.measured: dict[tuple[str, ...], dict] = {}
         sizes, file = (self.config.data.vocab_size, self.config.model.d_model), run / LATENCY
         try:
@@ -80,7 +80,7 @@ class RunLatency:
         if not config.search.latency.in_milliseconds:
             config = with_latency(config, source="measured")
         shape = self.config.data.vocab_size or corpus.vocab_size, self.config.model.d_model
-        return find_costs(candidates_of(config, *shape), run / LATENCY, self.context)
+        return find_costs(candidates_of(config, *shape), run / LATENCY, self.runtime)
 
     def of(self, pattern: list[str]) -> dict:
         """Predicted and measured latency, and the conditions of both, in the form of pattern files."""
@@ -91,7 +91,7 @@ class RunLatency:
                 "predicted_ratio_to_interleaved": self.table.ratio_to_interleaved(pattern),
             }
             if self.corpus:
-                latency = measure_pattern(pattern, self.config, self.corpus, self.context, latency)
+                latency = measure_pattern(pattern, self.config, self.corpus, self.runtime, latency)
             self.measured[key] = latency | {"holds_for": self.table.holds_for}
         return dict(self.measured[key])
 

@@ -32,7 +32,7 @@ from nas.costs.cost_table import MILLISECONDS, CostTable
 from nas.data.corpus import Corpus
 from nas.training import distributed
 from nas.training.build import backbone_options, block_config, open_streams
-from nas.training.device import DeviceContext
+from nas.training.device import Runtime
 from nas.training.evaluation import evaluate_split
 from nas.training.passes import count_steps
 from nas.training.train_step import Batch, BatchRunner, ReplayedStep, TrainStep, can_replay
@@ -171,7 +171,7 @@ def latency_term(logits: Tensor, costs: CostTable, operations: list[str], weight
 class Logits:
     """The logits [N, O], their samples and optimizer, on the CPU: so samples are equal on all devices and ranks."""
 
-    def __init__(self, supernet: TransformerXL, config: Config, context: DeviceContext, latency: partial | None):
+    def __init__(self, supernet: TransformerXL, config: Config, runtime: Runtime, latency: partial | None):
         options = config.search
         self.supernet, self.latency, self.hard = supernet, latency, options.sampling == "hard"
         self.values = nn.Parameter(torch.zeros(len(supernet.blocks), len(options.operations)))
@@ -179,7 +179,7 @@ class Logits:
         self.optimizer = torch.optim.Adam([self.values], adam.lr, ADAM_BETAS, weight_decay=adam.weight_decay)
         self.generator = torch.Generator().manual_seed(config.seed ^ SAMPLING_SEED)
         shape = self.values.shape[:1] if self.hard else self.values.shape
-        self.gates = torch.zeros(shape, device=context.device)  # in one place, where a CUDA graph reads and writes it
+        self.gates = torch.zeros(shape, device=runtime.device)  # in one place, where a CUDA graph reads and writes it
         self.gates.grad = torch.zeros_like(self.gates)
 
     @property
@@ -247,25 +247,25 @@ class GumbelPhase(Phase):
         supernet: TransformerXL,
         corpus: Corpus,
         config: Config,
-        context: DeviceContext,
+        runtime: Runtime,
         costs: CostTable,
         target: float | None = None,
     ):
-        self.supernet, self.corpus, self.config, self.context = supernet.to(context.device), corpus, config, context
+        self.supernet, self.corpus, self.config, self.runtime = supernet.to(runtime.device), corpus, config, runtime
         self.options, self.costs = config.search, costs
-        self.stream, self.heldout_stream = open_streams(corpus, config, context)
+        self.stream, self.heldout_stream = open_streams(corpus, config, runtime)
         self.total_steps = count_steps(config, len(corpus.tokens("train")))
         self.schedule = Schedule(self.options, self.total_steps, shared=not self.heldout_stream)
         latency = None
         if target is not None:
             term = {"operations": self.options.operations, "weight": self.options.latency.weight, "target": target}
             latency = partial(latency_term, costs=costs, **term)
-        self.logits = Logits(supernet, config, context, latency)
+        self.logits = Logits(supernet, config, runtime, latency)
         hard, prepare = self.logits.hard, self.logits.set_gates
-        self.train_weights = TrainStep(supernet, config.train, self.total_steps, context, sampled=hard, prepare=prepare)
-        possible = can_replay(supernet, config.train, context) and not hard
+        self.train_weights = TrainStep(supernet, config.train, self.total_steps, runtime, sampled=hard, prepare=prepare)
+        possible = can_replay(supernet, config.train, runtime) and not hard
         self.run_heldout = ReplayedStep(self.heldout_once, supernet, config.train.memory, possible)
-        self.run_batch = BatchRunner(supernet, config.train, context, prepare)
+        self.run_batch = BatchRunner(supernet, config.train, runtime, prepare)
         self.temperature, self.heldout_nll = self.options.temperature.start, None
         self.parts = {"supernet": supernet, "train_weights": self.train_weights, "logits": self.logits}
         self.parts |= {"stream": self.stream} | ({"heldout_stream": self.heldout_stream} if self.heldout_stream else {})
@@ -295,7 +295,7 @@ class GumbelPhase(Phase):
         set_path(self.supernet, path)
         chosen = [block.candidates[index] for block, index in zip(self.supernet.blocks, path, strict=True)]
         with self.train_weights.average.in_use():
-            return evaluate_split(self.config, self.supernet, chosen, self.corpus, "valid", self.context)
+            return evaluate_split(self.config, self.supernet, chosen, self.corpus, "valid", self.runtime)
 
     def record(self, run: RunFolder, step: int) -> None:
         """Append a line to pi.jsonl."""

@@ -11,7 +11,7 @@ from models.stream import Decoder
 from models.transformer_xl import TransformerXL
 from nas.core.errors import InputError
 from nas.data.vocabulary import Vocabulary
-from nas.training.device import DeviceContext
+from nas.training.device import Runtime
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # how a tokenizer decodes the first by
 
 def generate_tokens(
     model: TransformerXL,
-    context: DeviceContext,
+    runtime: Runtime,
     lengths: tuple[int, int],
     prompt: np.ndarray,
     samples: int,
@@ -98,8 +98,8 @@ def generate_tokens(
     def read(tokens: np.ndarray | Tensor) -> Tensor:
         if not memory and decoder.offset % segment == 0:
             decoder.restart(len(tokens))
-        with context.autocast(), context.disable_compile():
-            return decoder.read(torch.as_tensor(tokens, dtype=torch.int64, device=context.device))
+        with runtime.autocast(), runtime.disable_compile():
+            return decoder.read(torch.as_tensor(tokens, dtype=torch.int64, device=runtime.device))
 
     for start in range(0, len(prompt), segment):
         log_p = read(prompt[None, start : start + segment].astype(np.int64))  # [1, V]

@@ -17,28 +17,28 @@ from nas.data.vocabulary import VOCABULARY, Vocabulary, count_words, split_words
 from nas.inference.generation import Sampling, TextWriter, generate_tokens
 from nas.retraining.weights import read_trained, set_weights
 from nas.training.build import build_fixed
-from nas.training.device import DeviceContext, device_context
-from nas.training.evaluation import evaluation_lengths, figures, reading_lengths, token_nll
+from nas.training.device import Runtime, choose_runtime
+from nas.training.evaluation import evaluation_lengths, reading_lengths, text_metrics, token_nll
 
 SHOWN = 60  # characters of a line in the printed form of a Score
 
 
 @dataclass(frozen=True, repr=False)
 class Score:
-    """The nll of a text. Its printed form has a row per line of the text, and the figures."""
+    """The nll of a text. Its printed form has a row per line of the text, and the metrics."""
 
     lines: list[bytes]  # of the text, with their ends
     ids: np.ndarray  # [N], the tokens
     line_of: np.ndarray  # [N], the index of each token's line
     nll: np.ndarray  # [N], in nats; NaN for the first token, which nothing predicts
-    figures: dict  # those of results.yaml, of the whole text
+    metrics: dict  # those of results.yaml, of the whole text
 
     def line_nll(self) -> np.ndarray:
         """The summed nll of each line's tokens [lines], in nats."""
         return np.bincount(self.line_of, np.nan_to_num(self.nll), minlength=len(self.lines))
 
     def __repr__(self) -> str:
-        about, rows = self.figures, [f"{'line':>6}{'tokens':>8}{'nll':>12}  text"]
+        about, rows = self.metrics, [f"{'line':>6}{'tokens':>8}{'nll':>12}  text"]
         counts = np.bincount(self.line_of, minlength=len(self.lines))
         for number, (line, count, nll) in enumerate(zip(self.lines, counts, self.line_nll(), strict=True), start=1):
             text = line.decode("utf-8", errors="replace").rstrip("\r\n")
@@ -57,9 +57,7 @@ class Score:
         return "\n".join(rows)
 
 
-def score_text(
-    data: bytes, module: TransformerXL, vocabulary: Vocabulary, config: Config, context: DeviceContext
-) -> Score:
+def score_text(data: bytes, module: TransformerXL, vocabulary: Vocabulary, config: Config, runtime: Runtime) -> Score:
     """Score a text, with the segment, the memory and the batch size of the configuration.
 
     Raises InputError if the text has fewer than two tokens, or if it is not UTF-8 and the tokens are not bytes.
@@ -70,8 +68,8 @@ def score_text(
     if len(ids) < 2:
         raise InputError(f"the text has {len(ids)} tokens; scoring needs at least two")
     line_of = np.repeat(np.arange(len(lines)), [len(line) for line in encoded])
-    with context.autocast(), context.disable_compile():
-        nll = token_nll(module, ids, *reading_lengths(config, module.blocks), device=context.device)
+    with runtime.autocast(), runtime.disable_compile():
+        nll = token_nll(module, ids, *reading_lengths(config, module.blocks), device=runtime.device)
     decoded = vocabulary.decode(ids)
     original = {
         "words": count_words(data),
@@ -79,7 +77,8 @@ def score_text(
         "lossless": vocabulary.keeps_text and decoded == data,
         "words_kept": vocabulary.keeps_text and is_text(data) and split_words(decoded) == split_words(data),
     }
-    return Score(lines, ids, line_of, np.concatenate([[np.nan], nll]), figures(float(nll.sum()), len(nll), original))
+    metrics = text_metrics(float(nll.sum()), len(nll), original)
+    return Score(lines, ids, line_of, np.concatenate([[np.nan], nll]), metrics)
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class LanguageModel:
     tokenizer: Vocabulary
     pattern: list[str]  # the operations of the blocks
     config: Config  # of its training
-    context: DeviceContext
+    runtime: Runtime
 
     def generate(
         self,
@@ -126,7 +125,7 @@ class LanguageModel:
         generator.seed() if seed is None else generator.manual_seed(seed)
         writers = [TextWriter(self.tokenizer, ids) for _ in range(samples)]
         lengths = evaluation_lengths(self.config)
-        drawn = generate_tokens(self.module, self.context, lengths, ids, samples, sampling, generator)
+        drawn = generate_tokens(self.module, self.runtime, lengths, ids, samples, sampling, generator)
 
         def pieces() -> Iterator[list[bytes]]:
             for chosen in itertools.islice(drawn, tokens):
@@ -149,7 +148,7 @@ class LanguageModel:
     def score(self, text: str | bytes) -> Score:
         """The nll of a text by the evaluation protocol, see nas.inference.language_model."""
         data = text.encode("utf-8") if isinstance(text, str) else text
-        return score_text(data, self.module, self.tokenizer, self.config, self.context)
+        return score_text(data, self.module, self.tokenizer, self.config, self.runtime)
 
 
 def load_model(path: str | Path, device: str = "auto") -> LanguageModel:
@@ -159,7 +158,7 @@ def load_model(path: str | Path, device: str = "auto") -> LanguageModel:
     """
     trained = read_trained(Path(path))
     config = replace(trained.config, train=replace(trained.config.train, device=device, compile="never"))
-    vocabulary, context = Vocabulary.load(Path(path) / VOCABULARY), device_context(config.train)
+    vocabulary, runtime = Vocabulary.load(Path(path) / VOCABULARY), choose_runtime(config.train)
     module = build_fixed(trained.pattern, config, vocabulary.size)
     set_weights(module, trained)
-    return LanguageModel(module.to(context.device).eval(), vocabulary, trained.pattern, config, context)
+    return LanguageModel(module.to(runtime.device).eval(), vocabulary, trained.pattern, config, runtime)

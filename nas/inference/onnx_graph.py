@@ -15,7 +15,7 @@ from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE
 from nas.inference.language_model import LanguageModel
 from nas.retraining.weights import GRAPH
-from nas.training.evaluation import evaluation_lengths, figures
+from nas.training.evaluation import evaluation_lengths, text_metrics
 
 START, INT8 = "start.npz", "int8.onnx"
 ROUNDS = 200  # of timing
@@ -156,7 +156,7 @@ def quantize_graph(folder: Path) -> None:
 
 
 def evaluate_graphs(readers: dict[str, StreamReader], corpus: Corpus) -> dict[str, dict]:
-    """{name: the figures of valid, and `ms_per_token`, the median time of a token}. Sets the readers' segments to 1.
+    """{name: the metrics of valid, and `ms_per_token`, the median time of a token}. Sets the readers' segments to 1.
 
     corpus: of the model's training.
     """
@@ -164,7 +164,7 @@ def evaluate_graphs(readers: dict[str, StreamReader], corpus: Corpus) -> dict[st
     for name, reader in readers.items():
         reader.segment = 1  # for all, because int8 needs single tokens, and only equal segments compare
         nll = -float(reader.score(tokens)[0].sum(dtype=np.float64))
-        found[name] = figures(nll, len(tokens) - 1, corpus.meta["splits"]["valid"])
+        found[name] = text_metrics(nll, len(tokens) - 1, corpus.meta["splits"]["valid"])
     token = tokens[None, :1].astype(np.int64)  # the memories are full now, as in generation
     works = {name: partial(reader.read, token) for name, reader in readers.items()}
     for name, seconds in timed_rounds(works, ROUNDS).items():

@@ -188,6 +188,6 @@ def last_line(path: Path, start: int) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def workers(context) -> int:
-    """Trainings at a time: one on a GPU; on a CPU as many as its cores have room for. context: a DeviceContext."""
-    return 1 if context.is_gpu else max(1, count_cores() // context.threads)
+def workers(runtime) -> int:
+    """Trainings at a time: one on a GPU; on a CPU as many as its cores have room for. runtime: a Runtime."""
+    return 1 if runtime.is_gpu else max(1, count_cores() // runtime.threads)

@@ -15,7 +15,7 @@ from nas.costs.measurement import device_conditions, measure_pattern, size_condi
 from nas.data.corpus import Corpus
 from nas.training import distributed
 from nas.training.build import check_splits, open_stream
-from nas.training.device import DeviceContext
+from nas.training.device import Runtime
 from nas.training.evaluation import evaluate_split, evaluation_lengths
 from nas.training.optimizer import TailAverage
 from nas.training.passes import count_steps, short_share
@@ -34,13 +34,13 @@ class RetrainPhase(Phase):
     """
 
     def __init__(
-        self, model: TransformerXL, corpus: Corpus, config: Config, context: DeviceContext, until: int | None = None
+        self, model: TransformerXL, corpus: Corpus, config: Config, runtime: Runtime, until: int | None = None
     ):
-        self.model, self.corpus, self.config, self.context = model.to(context.device), corpus, config, context
+        self.model, self.corpus, self.config, self.runtime = model.to(runtime.device), corpus, config, runtime
         check_splits(config, corpus)
         tokens, short = corpus.tokens("train"), short_share(config)
-        self.stream, self.total_steps = open_stream(tokens, config, context), count_steps(config, len(tokens))
-        self.train_weights = TrainStep(model, config.train, self.total_steps, context, short_share=short, until=until)
+        self.stream, self.total_steps = open_stream(tokens, config, runtime), count_steps(config, len(tokens))
+        self.train_weights = TrainStep(model, config.train, self.total_steps, runtime, short_share=short, until=until)
         self.parts = {"model": model, "train_weights": self.train_weights, "stream": self.stream}
         self.best_nll = math.inf
         self.begin_trial(until)
@@ -60,15 +60,15 @@ class RetrainPhase(Phase):
         return nll, batch.targets.numel() * distributed.world_size()
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
-        figures = self.figures(self.train_weights.average)
-        if figures["nll_per_token"] < self.best_nll:
-            self.best_nll = figures["nll_per_token"]
+        metrics = self.metrics(self.train_weights.average)
+        if metrics["nll_per_token"] < self.best_nll:
+            self.best_nll = metrics["nll_per_token"]
             if distributed.is_main():
                 with self.train_weights.average.in_use():
                     save_checkpoint(run.path / BEST, {"step": step, "model": self.model.state_dict()})
-        return figures
+        return metrics
 
-    def trial_figures(self) -> dict:
+    def trial_metrics(self) -> dict:
         """Figures on valid of the trial's mean.
 
         Until long segments begin, segments and memories have at most the length of short segments here, because the
@@ -78,16 +78,16 @@ class RetrainPhase(Phase):
         if self.until <= self.train_weights.short_steps:
             segment, memory = (min(length, short) for length in evaluation_lengths(config))
             config = replace(config, evaluate=replace(config.evaluate, segment=segment, memory=memory))
-        return self.figures(self.trial_average, config)
+        return self.metrics(self.trial_average, config)
 
-    def figures(self, average: TailAverage, config: Config | None = None) -> dict:
+    def metrics(self, average: TailAverage, config: Config | None = None) -> dict:
         """Figures on valid of a mean of the weights, or of the weights if it has none yet.
 
         config: with other lengths; None: that of the phase.
         """
         model = self.model
         with average.in_use():
-            return evaluate_split(config or self.config, model, model.blocks, self.corpus, "valid", self.context)
+            return evaluate_split(config or self.config, model, model.blocks, self.corpus, "valid", self.runtime)
 
     def state_dict(self) -> dict:
         trial = {"until": self.until, "average": self.trial_average.state_dict()}
@@ -111,13 +111,13 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> di
     config, model, corpus = phase.config, phase.model, phase.corpus
     best = load_checkpoint(run.path / BEST, "model")
     model.load_state_dict(best["model"])
-    context, pattern, (segment, memory) = phase.context, run.extra["pattern"], evaluation_lengths(config)
+    runtime, pattern, (segment, memory) = phase.runtime, run.extra["pattern"], evaluation_lengths(config)
     start = time.perf_counter()
-    splits = {name: evaluate_split(config, model, model.blocks, corpus, name, context) for name in ("valid", "test")}
+    splits = {name: evaluate_split(config, model, model.blocks, corpus, name, runtime) for name in ("valid", "test")}
     seconds = time.perf_counter() - start
     costs = count_flops(config, corpus.counts(), pattern)
-    predicted = valid_prediction(pattern_file, config, corpus, context)
-    latency = distributed.broadcast_from_main(lambda: measure_pattern(pattern, config, corpus, context, predicted))
+    predicted = valid_prediction(pattern_file, config, corpus, runtime)
+    latency = distributed.broadcast_from_main(lambda: measure_pattern(pattern, config, corpus, runtime, predicted))
     return {
         "format": RESULTS_FORMAT,
         "pattern": pattern,
@@ -129,16 +129,16 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> di
         "flops_per_token": costs.cost(pattern),
         "flops_ratio_to_interleaved": costs.ratio_to_interleaved(pattern),
         "latency": latency,
-        "evaluated_tokens_per_s": sum(figures["tokens"] for figures in splits.values()) / seconds,
+        "evaluated_tokens_per_s": sum(metrics["tokens"] for metrics in splits.values()) / seconds,
     }
 
 
-def valid_prediction(pattern_file: dict, config: Config, corpus: Corpus, context: DeviceContext) -> dict:
+def valid_prediction(pattern_file: dict, config: Config, corpus: Corpus, runtime: Runtime) -> dict:
     """The predicted latency in a pattern file; empty if there is none, or if it is not for the current conditions."""
     latency = pattern_file.get("latency") or {}
     if "predicted_ms_per_1000_bytes" not in latency:
         return {}
-    conditions = device_conditions(config, context) | size_conditions(config, corpus, pattern_file["blocks"])
+    conditions = device_conditions(config, runtime) | size_conditions(config, corpus, pattern_file["blocks"])
     if changed := changed_conditions(latency.get("holds_for") or {}, conditions):
         print(f"NOTICE: the predicted latency is ignored: it was predicted for {changed}, which differs here")
         return {}

@@ -13,7 +13,7 @@ from nas.costs.measurement import device_conditions, measure_tables, size_condit
 from nas.data.corpus import Corpus, bytes_per_token, prepare
 from nas.search.space import Network, NetworkCosts, candidate_sizes, make_network, with_sizes
 from nas.training.build import open_streams
-from nas.training.device import DeviceContext
+from nas.training.device import Runtime
 from nas.training.passes import resolve_auto
 
 Shape = tuple[int, int]  # vocabulary and width
@@ -35,7 +35,7 @@ class Candidates:
         return {shape: resolve_auto(with_sizes(self.config, *shape), self.corpora[shape[0]]) for shape in shapes}
 
 
-def open_candidates(config: Config, context: DeviceContext) -> Candidates:
+def open_candidates(config: Config, runtime: Runtime) -> Candidates:
     """Prepare the text in each vocabulary; `auto` leaves out those that it is too short for. Raises InputError."""
     own = Corpus(prepare(config.data, print))
     size = config.data.vocab_size or own.vocab_size
@@ -47,7 +47,7 @@ def open_candidates(config: Config, context: DeviceContext) -> Candidates:
             if config.search.vocab_size != "auto":
                 raise
     for corpus in corpora.values():
-        open_streams(corpus, config, context)
+        open_streams(corpus, config, runtime)
     possible = [shape for shape in shapes if shape[0] in corpora]
     return Candidates(config, corpora, possible, reference_network(config, size))
 
@@ -63,7 +63,7 @@ def reference_network(config: Config, vocab_size: int) -> Network:
     return make_network(vocab_size, config.model.d_model, interleaved(config.model.blocks))
 
 
-def find_costs(candidates: Candidates, file: Path, context: DeviceContext, keep: bool = False) -> NetworkCosts:
+def find_costs(candidates: Candidates, file: Path, runtime: Runtime, keep: bool = False) -> NetworkCosts:
     """The costs of a file or, without one, of search.latency.source=FILE.yaml, if they fit; else measured or counted.
 
     keep: a file fits from any device, because a search goes on with the costs that it began with. Raises InputError if
@@ -72,7 +72,7 @@ def find_costs(candidates: Candidates, file: Path, context: DeviceContext, keep:
     latency = candidates.config.search.latency
     if file.exists() or latency.table:
         costs = NetworkCosts.read(file if file.exists() else Path(latency.table))
-        wanted = wanted_conditions(candidates, context, keep)
+        wanted = wanted_conditions(candidates, runtime, keep)
         reason = costs.differ(candidates.config, wanted, candidates.reference)
         if not reason:
             return costs
@@ -80,17 +80,17 @@ def find_costs(candidates: Candidates, file: Path, context: DeviceContext, keep:
             given = f"search.latency.source={latency.table}"
             raise InputError(f"{given} does not fit this search: {reason}; measure again with nas.latency")
         print(f"NOTICE: {file} does not fit: {reason}; measuring again", flush=True)
-    return measure_costs(candidates, context) if latency.in_milliseconds else count_costs(candidates)
+    return measure_costs(candidates, runtime) if latency.in_milliseconds else count_costs(candidates)
 
 
-def wanted_conditions(candidates: Candidates, context: DeviceContext, keep: bool) -> dict[Shape, dict]:
+def wanted_conditions(candidates: Candidates, runtime: Runtime, keep: bool) -> dict[Shape, dict]:
     """The conditions that known costs must have been measured under."""
     config, latency = candidates.config, candidates.config.search.latency
     if not latency.in_milliseconds:
         return {shape: {} for shape in candidates.configs}
     if keep and not latency.table:
         return {shape: work_conditions(config) for shape in candidates.configs}
-    device = {"timing": latency.timing} if latency.table else device_conditions(config, context)
+    device = {"timing": latency.timing} if latency.table else device_conditions(config, runtime)
     return {
         shape: device | size_conditions(own, candidates.corpora[shape[0]], config.search.operations)
         for shape, own in candidates.configs.items()
@@ -106,12 +106,12 @@ def count_costs(candidates: Candidates) -> NetworkCosts:
     return NetworkCosts(tables, candidates.reference)
 
 
-def measure_costs(candidates: Candidates, context: DeviceContext) -> NetworkCosts:
+def measure_costs(candidates: Candidates, runtime: Runtime) -> NetworkCosts:
     """Milliseconds of the candidates and of the reference. Raises InputError if a cost is unusable."""
     configs, tables = candidates.configs, {}
-    device, tokens = device_conditions(candidates.config, context), math.prod(batch_shape(candidates.config)[:2])
+    device, tokens = device_conditions(candidates.config, runtime), math.prod(batch_shape(candidates.config)[:2])
     counts = {size: corpus.counts() for size, corpus in candidates.corpora.items()}
-    for shape, table in measure_tables(configs, counts, context).items():
+    for shape, table in measure_tables(configs, counts, runtime).items():
         corpus = candidates.corpora[shape[0]]
         holds_for = device | size_conditions(configs[shape], corpus, list(table.blocks))
         scaled = table.scaled(1000 / (bytes_per_token(corpus) * tokens))

@@ -34,7 +34,7 @@ from nas.search.candidate_costs import candidates_of, count_costs, find_costs, o
 from nas.search.space import Network, NetworkCosts, cheapest, first_candidates, make_network, read_network, with_sizes
 from nas.search.strategy import EQUAL_LOSS, LONG_ENOUGH, Strategy, successive_halving
 from nas.search.trials import AGAIN_RUNGS, BATCH, LOGS, RUNGS, Estimate, Rung, Trials, batches, part_of, rung_steps
-from nas.training.device import DeviceContext
+from nas.training.device import Runtime
 from nas.training.passes import most_passes, passes_warning, resolve_auto
 
 COSTS, ESTIMATE, STAGE = "costs.yaml", "estimate.yaml", "search"
@@ -46,7 +46,7 @@ DROPOUT_TIME = 1.2  # of a training step with dropout, to one without (experimen
 EVALUATIONS = 4  # of a training on valid, before its end
 
 
-def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[Config, dict]:
+def choose_network(config: Config, run: Path, runtime: Runtime) -> tuple[Config, dict]:
     """The configuration with the sizes of the best network, and the content of choice.yaml, which a resumed run keeps.
 
     Raises InputError if no network is within the budget or another process runs the trials, and RunError if every trial
@@ -55,7 +55,7 @@ def choose_network(config: Config, run: Path, context: DeviceContext) -> tuple[C
     opened = RunFolder(run / TRIALS, config, STAGE)  # refuses other options than those of an earlier call
     config = opened.resolve_auto(config)
     if not (run / CHOICE).exists():
-        record, history = search_networks(config, opened, context)
+        record, history = search_networks(config, opened, runtime)
         write_jsonl(run / PI, history)
         write_yaml(run / CHOICE, record)
     choice = read_yaml(run / CHOICE)
@@ -74,11 +74,11 @@ def chosen_costs(given: Config, run: Path, choice: dict) -> dict[str, NetworkCos
     return costs
 
 
-def search_networks(config: Config, run: RunFolder, context: DeviceContext) -> tuple[dict, list[dict]]:
+def search_networks(config: Config, run: RunFolder, runtime: Runtime) -> tuple[dict, list[dict]]:
     """The content of choice.yaml and the lines of pi.jsonl. run: folder of the trials. Raises as choose_network()."""
-    strategy = open_search(config, run.path, context)
+    strategy = open_search(config, run.path, runtime)
     trials, size = strategy.trials, strategy.costs.reference.vocab_size
-    run.start(config, provenance(config, trials.corpora[size].meta, context))
+    run.start(config, provenance(config, trials.corpora[size].meta, runtime))
     run.write(CONFIG, {"stage": STAGE, **asdict(config)})  # with the present text and device, which trials read
     run.write(COSTS, strategy.costs.to_dict())
     what = "candidates" if config.search.latency.source == "none" else "within the budget"
@@ -96,12 +96,12 @@ def search_networks(config: Config, run: RunFolder, context: DeviceContext) -> t
     return choice_record(strategy, chosen), pi_lines(strategy)
 
 
-def open_search(config: Config, folder: Path, context: DeviceContext) -> Strategy:
+def open_search(config: Config, folder: Path, runtime: Runtime) -> Strategy:
     """The strategy before the first trial. Raises InputError if no network is within the budget."""
     if world_size() > 1:
         raise InputError("trials run in processes of their own: start the search without torchrun")
-    candidates = open_candidates(config, context)
-    costs = find_costs(candidates, folder / COSTS, context, keep=True)
+    candidates = open_candidates(config, runtime)
+    costs = find_costs(candidates, folder / COSTS, runtime, keep=True)
     tables = {shape: costs.tables[shape] for shape in candidates.shapes}
     budget = as_ratio(config.search.latency.target, costs.table(*costs.reference[:2]), config.model.blocks)
     if config.search.latency.source == "none":  # any network
@@ -116,7 +116,7 @@ def open_search(config: Config, folder: Path, context: DeviceContext) -> Strateg
             f"pieces and width {shape[1]}, costs {least_ratio(least / costs.reference_cost)} of the reference, "
             f"{for_text(least, costs.unit)}; give at least that, or smaller sizes"
         )
-    return Strategy(Trials(config, candidates.corpora, folder, context), costs, budget, networks)
+    return Strategy(Trials(config, candidates.corpora, folder, runtime), costs, budget, networks)
 
 
 def trial_estimate(strategy: Strategy, folder: Path) -> Estimate:
@@ -125,7 +125,7 @@ def trial_estimate(strategy: Strategy, folder: Path) -> Estimate:
     if not file.exists() or config.train.epochs is None:
         return strategy.trials.estimate(strategy.propose(BATCH))
     known = read_yaml(file)
-    return Estimate(known["start"], known["training"] * config.train.epochs, workers(strategy.trials.context))
+    return Estimate(known["start"], known["training"] * config.train.epochs, workers(strategy.trials.runtime))
 
 
 def choice_record(strategy: Strategy, best: Network) -> dict:
@@ -246,14 +246,14 @@ def overfit_warning(choice: dict) -> str | None:
     )
 
 
-def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceContext) -> Config:
+def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime) -> Config:
     """The configuration with the train.epochs with which all stages take these minutes, and evaluations and a warm-up
     that suit them.
 
     folder: of the trials; it keeps the measured costs and the estimate. Raises InputError if the minutes are too few.
     """
     began, corpus = time.monotonic(), Corpus(prepare(config.data, print))
-    estimate, steps = measure(config, corpus, folder, context)
+    estimate, steps = measure(config, corpus, folder, runtime)
     spent = time.monotonic() - began
     least, most = FEWEST_STEPS / RUNGS[0].share / steps, most_passes(config)
     if most < least:
@@ -281,13 +281,13 @@ def plan_minutes(config: Config, minutes: float, folder: Path, context: DeviceCo
     return replace(config, train=train)
 
 
-def measure(config: Config, corpus: Corpus, folder: Path, context: DeviceContext) -> tuple[Estimate, int]:
+def measure(config: Config, corpus: Corpus, folder: Path, runtime: Runtime) -> tuple[Estimate, int]:
     """The estimate with one epoch, which the folder keeps, and an epoch's steps in the vocabulary with the fewest."""
     epoch = replace(config, train=replace(config.train, steps=None, epochs=1.0))
     file, about = folder / ESTIMATE, asdict(epoch) | data_digests(corpus.meta)
     if file.exists() and read_yaml(file)["about"] != about:
         forget_estimate(folder)
-    strategy = open_search(epoch, folder, context)
+    strategy = open_search(epoch, folder, runtime)
     estimate = trial_estimate(strategy, folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_yaml(folder / COSTS, strategy.costs.to_dict())

@@ -23,7 +23,7 @@ from nas.retraining.phase import RetrainPhase
 from nas.search.space import Network, options_of, with_sizes
 from nas.search.surrogate import Point, Text
 from nas.training.build import build_fixed
-from nas.training.device import DeviceContext
+from nas.training.device import Runtime
 from nas.training.passes import count_passes, count_steps, resolve_auto
 
 LOGS = "logs"  # folder of the output of trials
@@ -83,7 +83,7 @@ def step_seconds(phase: RetrainPhase) -> float:
 
     def take(step: int) -> None:
         phase.step(step)
-        phase.context.synchronize()
+        phase.runtime.synchronize()
 
     total, short = phase.total_steps, phase.train_weights.short_steps
     times = timed_rounds({step: lambda step=step: take(step) for step in (1, total)}, 1, TIMED_SECONDS)
@@ -91,12 +91,12 @@ def step_seconds(phase: RetrainPhase) -> float:
     return last + (first - last) * short / total
 
 
-def run_trials(tasks: list[Task], context: DeviceContext) -> dict[str, dict]:
+def run_trials(tasks: list[Task], runtime: Runtime) -> dict[str, dict]:
     """{name: content of the trial's file}; those that have run already are read. Raises RunError if all fail.
 
     A trial that fails is left out with a notice, because its weights may have diverged.
     """
-    failed = run_tasks(tasks, workers(context))
+    failed = run_tasks(tasks, workers(runtime))
     reasons = [f"the trial {name} failed: {reason}" for name, reason in failed.items()]
     if len(failed) == len(tasks):
         raise RunError("; ".join(reasons))
@@ -113,8 +113,8 @@ class Trials:
     vocabulary. text: what these read.
     """
 
-    def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, context: DeviceContext):
-        self.config, self.corpora, self.folder, self.context = config, corpora, folder, context
+    def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, runtime: Runtime):
+        self.config, self.corpora, self.folder, self.runtime = config, corpora, folder, runtime
         tokens = {size: len(corpus.tokens("train")) for size, corpus in corpora.items()}
         self.steps = {size: count_steps(config, count) for size, count in tokens.items()}
         passes = max((count_passes(config, count) for count in tokens.values()), default=1.0)
@@ -135,20 +135,20 @@ class Trials:
 
     def estimate(self, networks: list[Network]) -> Estimate:
         """The seconds of a trial's start and of a whole training, if these networks are typical, from a few steps."""
-        config, at_once, seconds = {"stage": "search", **asdict(self.config)}, workers(self.context), []
+        config, at_once, seconds = {"stage": "search", **asdict(self.config)}, workers(self.runtime), []
         start_server()
         with TemporaryDirectory() as folder, redirect_stdout(None):
             write_yaml(Path(folder) / CONFIG, config)
             tasks = [self.task(network, 1, Path(folder)) for network in networks[:at_once]]
             began = time.monotonic()
-            run_trials(tasks, self.context)
+            run_trials(tasks, self.runtime)
             start = time.monotonic() - began
-        with self.context.fork_rng():
+        with self.runtime.fork_rng():
             for network in networks:
                 corpus = self.corpora[network.vocab_size]
                 config = resolve_auto(with_sizes(self.config, *network[:2]), corpus)
                 model = build_fixed(list(network.blocks), config, corpus.vocab_size)
-                phase = RetrainPhase(model, corpus, config, self.context)
+                phase = RetrainPhase(model, corpus, config, self.runtime)
                 seconds.append(phase.total_steps * step_seconds(phase))
         return Estimate(start, float(np.mean(seconds)), at_once)
 
@@ -186,5 +186,5 @@ class Trials:
     def train(self, networks: list[Network], share: float) -> dict[Network, dict]:
         """The content of the trial's file of each network whose trial has not failed."""
         tasks = [self.task(network, self.until(network, share), self.folder) for network in networks]
-        found = run_trials(tasks, self.context)
+        found = run_trials(tasks, self.runtime)
         return {network: found[str(network)] for network in networks if str(network) in found}

@@ -11,7 +11,7 @@ from nas.core.errors import InputError
 from nas.core.pattern import resolve_block
 from nas.data.corpus import Corpus
 from nas.data.loader import ContextBatches
-from nas.training.device import DeviceContext
+from nas.training.device import Runtime
 from nas.training.distributed import rank_rows
 from nas.training.train_step import Stream
 
@@ -59,21 +59,21 @@ def check_splits(config: Config, corpus: Corpus) -> None:
             )
 
 
-def open_stream(tokens: np.ndarray, config: Config, context: DeviceContext, name: str = "train") -> Stream:
+def open_stream(tokens: np.ndarray, config: Config, runtime: Runtime, name: str = "train") -> Stream:
     """The part of the tokens that this rank reads. Raises InputError if they are too few for the batch."""
     train, rows = config.train, rank_rows(config.train.batch_size, config.train.grad_accum_steps)
     sizes = train.batch_size, train.segment, name, image_size(config)
-    return Stream(ContextBatches(tokens, *sizes, rows, context.device))
+    return Stream(ContextBatches(tokens, *sizes, rows, runtime.device))
 
 
-def open_streams(corpus: Corpus, config: Config, context: DeviceContext) -> tuple[Stream, Stream | None]:
+def open_streams(corpus: Corpus, config: Config, runtime: Runtime) -> tuple[Stream, Stream | None]:
     """The training text that the weights read and, with search.split=heldout, its end, which the logits of a SuperNet
     read. Raises InputError if a text is too short.
     """
     check_splits(config, corpus)
     tokens, image = corpus.tokens("train"), image_size(config)
     if config.search.method != "gumbel" or config.search.split == "shared":
-        return open_stream(tokens, config, context), None
+        return open_stream(tokens, config, runtime), None
     boundary = round(len(tokens) * (1 - config.search.arch_fraction)) // image * image
     name = "held-out training (search.arch_fraction)"
-    return open_stream(tokens[:boundary], config, context), open_stream(tokens[boundary:], config, context, name)
+    return open_stream(tokens[:boundary], config, runtime), open_stream(tokens[boundary:], config, runtime, name)

@@ -23,7 +23,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
 
 @dataclass(frozen=True)
-class DeviceContext:
+class Runtime:
     """Where a run computes and how."""
 
     device: torch.device
@@ -100,7 +100,7 @@ def choose_precision(option: str, device: torch.device) -> str:
     return "bf16" if has_bf16 or option == "bf16" else "fp32"
 
 
-def device_context(options: TrainOptions) -> DeviceContext:
+def choose_runtime(options: TrainOptions) -> Runtime:
     """The device, precision and compilation that the options select. Raises InputError if one is not available."""
     device = choose_device(options.device)
     compiled = {"auto": device.type == "cuda", "always": True, "never": False}[options.compile]
@@ -110,11 +110,11 @@ def device_context(options: TrainOptions) -> DeviceContext:
         has_bf16 = {"avx512_bf16", "amx_bf16"} & set(cpu_info("flags").split())
         muon_bf16 = options.precision != "fp32" and bool(has_bf16)
     muon_bf16 &= options.optimizer == "muon"
-    return DeviceContext(device, precision, compiled, torch.get_num_threads(), muon_bf16)
+    return Runtime(device, precision, compiled, torch.get_num_threads(), muon_bf16)
 
 
-def set_up_device(seed: int, options: TrainOptions) -> DeviceContext:
-    """Seed the random numbers, set the CPU threads and prepare the device. Raises InputError as device_context()."""
+def set_up_device(seed: int, options: TrainOptions) -> Runtime:
+    """Seed the random numbers, set the CPU threads and prepare the device. Raises InputError as choose_runtime()."""
     keep_freed_memory()
     # Sharp attention has many weights and gradients below 1e-38. They count as zero, because a CPU takes much longer
     # for these denormal numbers. Threads inherit this setting, so it must come before the first thread starts.
@@ -123,12 +123,12 @@ def set_up_device(seed: int, options: TrainOptions) -> DeviceContext:
         torch.set_num_threads(options.threads)
         if options.threads > (cores := count_cores()):
             print(f"WARNING: train.threads={options.threads} is more than the {cores} cores here, which is much slower")
-    context = device_context(options)
-    if context.is_gpu:
-        torch.cuda.set_device(context.device)
+    runtime = choose_runtime(options)
+    if runtime.is_gpu:
+        torch.cuda.set_device(runtime.device)
         torch.backends.cuda.matmul.allow_tf32 = options.precision != "fp32"
     torch.manual_seed(seed)
-    return context
+    return runtime
 
 
 def keep_freed_memory() -> None:
@@ -144,7 +144,7 @@ WORTH_STEPS = 20_000  # compiling takes 10 to 30 s, and a compiled step of a sma
 RECOMPILE_LIMIT = 128  # an operation compiles once per kind, shape and mode, and all blocks share the result
 
 
-def compile_operations(network: TransformerXL, options: TrainOptions, context: DeviceContext, rows: int) -> None:
+def compile_operations(network: TransformerXL, options: TrainOptions, runtime: Runtime, rows: int) -> None:
     """Compile the operations of a network for batches of `rows` rows. One operation of each kind runs first. If that
     fails, nothing is compiled, and a notice gives the reason.
     """
@@ -155,7 +155,7 @@ def compile_operations(network: TransformerXL, options: TrainOptions, context: D
     operations = [module for module in modules if isinstance(module, Operation) and list(module.parameters())]
     kinds = {type(operation): operation for operation in operations}
     try:
-        with context.fork_rng(), warnings.catch_warnings(), context.autocast():
+        with runtime.fork_rng(), warnings.catch_warnings(), runtime.autocast():
             warnings.simplefilter("ignore")
             for operation in operations:
                 operation.forward = torch.compile(operation.forward, backend=BACKEND, dynamic=False)

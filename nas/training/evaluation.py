@@ -21,7 +21,7 @@ from nas.core.config import MOST_NGRAMS, Config
 from nas.data.corpus import Corpus
 from nas.training import distributed
 from nas.training.build import image_size
-from nas.training.device import DeviceContext
+from nas.training.device import Runtime
 
 
 def total_nll(model: nn.Module, tokens: np.ndarray, *lengths, **more) -> tuple[float, int]:
@@ -109,14 +109,12 @@ def evaluation_lengths(config: Config) -> tuple[int, int]:
     return segment, train.memory if options.memory is None else options.memory
 
 
-def evaluate_split(
-    config: Config, model: nn.Module, blocks, corpus: Corpus, split: str, context: DeviceContext
-) -> dict:
-    """The figures of a split at the configured lengths. blocks: the operations that the model runs."""
-    with context.autocast(), context.disable_compile():
+def evaluate_split(config: Config, model: nn.Module, blocks, corpus: Corpus, split: str, runtime: Runtime) -> dict:
+    """The metrics of a split at the configured lengths. blocks: the operations that the model runs."""
+    with runtime.autocast(), runtime.disable_compile():
         lengths = reading_lengths(config, blocks)
-        total, counted = total_nll(model, corpus.tokens(split), *lengths, device=context.device)
-    return figures(total, counted, corpus.meta["splits"][split])
+        total, counted = total_nll(model, corpus.tokens(split), *lengths, device=runtime.device)
+    return text_metrics(total, counted, corpus.meta["splits"][split])
 
 
 def reading_lengths(config: Config, blocks) -> tuple[int, int, int, int | None, int]:
@@ -125,8 +123,8 @@ def reading_lengths(config: Config, blocks) -> tuple[int, int, int, int | None, 
     return *lengths, count_memory_blocks(blocks), period_of(blocks, image_size(config))
 
 
-def figures(total: float, counted: int, original: dict) -> dict:
-    """The figures of a text with a summed nll in nats. original: the numbers of its `words` and `bytes`, and whether
+def text_metrics(total: float, counted: int, original: dict) -> dict:
+    """The metrics of a text with a summed nll in nats. original: the numbers of its `words` and `bytes`, and whether
     the tokens keep its words (`words_kept`) and itself (`lossless`).
     """
     return {

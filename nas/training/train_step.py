@@ -13,7 +13,7 @@ from models.transformer_xl import Memories, TransformerXL
 from nas.core.config import SHORT_PARTS, TrainOptions
 from nas.data.loader import ContextBatches
 from nas.training import distributed
-from nas.training.device import WORTH_STEPS, DeviceContext, compile_operations
+from nas.training.device import WORTH_STEPS, Runtime, compile_operations
 from nas.training.optimizer import TailAverage, WeightsOptimizer
 
 
@@ -65,12 +65,12 @@ class Stream:
         self.memories = memories and Memories(**memories).map(lambda x: x[loader.own].to(loader.device))
 
 
-def can_replay(network: TransformerXL, options: TrainOptions, context: DeviceContext) -> bool:
+def can_replay(network: TransformerXL, options: TrainOptions, runtime: Runtime) -> bool:
     """Whether a step of a network can be a CUDA graph: neither its shapes nor its numbers may change between steps."""
     tokens = options.batch_size // options.grad_accum_steps * options.segment
     static = isinstance(network.head, FullSoftmax) or has_few_logits(tokens, len(network.embedding.weight))
     alone = distributed.world_size() == 1
-    return context.is_gpu and alone and static and not network.recompute and network.grid is None
+    return runtime.is_gpu and alone and static and not network.recompute and network.grid is None
 
 
 class ReplayedStep:
@@ -149,11 +149,11 @@ class BatchRunner:
         self,
         network: nn.Module,
         options: TrainOptions,
-        context: DeviceContext,
+        runtime: Runtime,
         prepare: Callable[[], None] = lambda: None,
     ):
         """prepare: called before each forward pass."""
-        self.network, self.options, self.context, self.prepare = network, options, context, prepare
+        self.network, self.options, self.runtime, self.prepare = network, options, runtime, prepare
 
     def __call__(self, batch: Batch, backward: Callable[[Tensor], None] | None = None) -> tuple[Tensor, Memories]:
         """Return the mean nll of the batch over all ranks, in nats per token and detached, and the new memories.
@@ -165,7 +165,7 @@ class BatchRunner:
             last = number == len(parts)
             self.prepare()
             with distributed.sync_gradients(self.network, last), self.compile_if_repeated(part):
-                with self.context.autocast():
+                with self.runtime.autocast():
                     nll, new_memories = self.network(part.tokens, part.targets, part.memories, self.options.memory)
                 loss = nll.mean() / len(parts)
                 if backward:
@@ -178,7 +178,7 @@ class BatchRunner:
         """Disable compiled code while the memories fill. Short segments have no memories, and all have one shape."""
         full = batch.memories is not None and batch.memories.offset >= self.options.memory
         short = batch.tokens.shape[1] < self.options.segment
-        return nullcontext() if full or short else self.context.disable_compile()
+        return nullcontext() if full or short else self.runtime.disable_compile()
 
 
 class TrainStep:
@@ -189,7 +189,7 @@ class TrainStep:
         network: TransformerXL,
         options: TrainOptions,
         total_steps: int,
-        context: DeviceContext,
+        runtime: Runtime,
         sampled: bool = False,
         short_share: float = 0.0,
         prepare: Callable[[], None] = lambda: None,
@@ -198,17 +198,17 @@ class TrainStep:
         """sampled: whether each step samples the operations to run; only these get gradients. short_share: the first
         share of the steps, which reads short segments. prepare: as in BatchRunner. until: last step, None: total_steps.
         """
-        self.context, self.sampled, self.short_steps = context, sampled, short_share * total_steps
-        self.optimizer = WeightsOptimizer(network, options, total_steps, context.muon_bf16)
+        self.runtime, self.sampled, self.short_steps = runtime, sampled, short_share * total_steps
+        self.optimizer = WeightsOptimizer(network, options, total_steps, runtime.muon_bf16)
         self.average = TailAverage(self.optimizer.parameters, options.average_share, total_steps)
-        if context.compile and (options.compile == "always" or (until or total_steps) >= WORTH_STEPS):
+        if runtime.compile and (options.compile == "always" or (until or total_steps) >= WORTH_STEPS):
             rows = options.batch_size // (distributed.world_size() * options.grad_accum_steps)
-            compile_operations(network, options, context, rows)
+            compile_operations(network, options, runtime, rows)
         if sampled:
             distributed.broadcast_parameters(network)
         wrapped = network if sampled else distributed.wrap_ddp(network)
-        self.run_batch = BatchRunner(wrapped, options, context, prepare)
-        possible = can_replay(network, options, context) and not sampled
+        self.run_batch = BatchRunner(wrapped, options, runtime, prepare)
+        possible = can_replay(network, options, runtime) and not sampled
         self.replayed = ReplayedStep(self.train_once, network, options.memory, possible)
 
     def __call__(self, step: int, batch: Batch, variant: Hashable = None) -> tuple[Tensor, Memories | None]:
@@ -234,12 +234,12 @@ class TrainStep:
         self.check("the training loss", nll)
         norm = self.optimizer.step()
         self.check("the gradient's norm", norm)
-        if self.context.is_gpu:
+        if self.runtime.is_gpu:
             nll = nll + 0 * norm  # NaN if the gradient is not finite
         return nll, memories
 
     def check(self, name: str, value: Tensor) -> None:
-        if not self.context.is_gpu and not math.isfinite(value.item()):
+        if not self.runtime.is_gpu and not math.isfinite(value.item()):
             raise FloatingPointError(f"{name} is {value.item()}")
 
     def state_dict(self) -> dict:

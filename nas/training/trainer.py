@@ -21,7 +21,7 @@ from nas.core.errors import InputError, Interrupted, RunError, StopSignal
 from nas.core.files import atomic_write
 from nas.core.run_folder import RunFolder, read_metrics
 from nas.training import distributed
-from nas.training.device import DeviceContext
+from nas.training.device import Runtime
 from nas.training.evaluation import perplexity
 from nas.training.passes import rising_warning
 from nas.training.train_step import TrainStep
@@ -68,7 +68,7 @@ class Phase:
 
     total_steps: int
     config: Config
-    context: DeviceContext
+    runtime: Runtime
     train_weights: TrainStep
     parts: dict
 
@@ -127,7 +127,7 @@ class Trainer:
         RunError on a non-finite loss and Interrupted on a signal; the last checkpoint stays usable.
         """
         processes = distributed.world_size()
-        self.run.say(f"{self.phase.context}, {processes} process{'es' if processes > 1 else ''}")
+        self.run.say(f"{self.phase.runtime}, {processes} process{'es' if processes > 1 else ''}")
         self.restore()
         steps = self.phase.total_steps
         until = min(until or steps, steps)
@@ -175,7 +175,7 @@ class Trainer:
             self.window_nll = self.window_nll + (nll.double() if nll.is_cuda else nll.item()) * tokens
             self.window_tokens += tokens
         if self.due(self.options.log_every):
-            self.phase.context.synchronize()
+            self.phase.runtime.synchronize()
         seconds = time.perf_counter() - start
         self.rate_tokens += tokens
         self.rate_seconds += seconds
@@ -206,8 +206,8 @@ class Trainer:
             raise self.failure(self.step, f"the validation loss is {nll}")
         self.run.metrics(self.step, self.tokens, "valid", nll, evaluated_tokens=self.valid["tokens"])
         self.write_board("valid", {"nll": nll, "perplexity": self.valid["perplexity"]})
-        figures = f"valid nll {nll:.4f}  perplexity {self.valid['perplexity']:.2f}"
-        self.run.say(f"step {self.step}/{self.phase.total_steps}  {figures}")
+        metrics = f"valid nll {nll:.4f}  perplexity {self.valid['perplexity']:.2f}"
+        self.run.say(f"step {self.step}/{self.phase.total_steps}  {metrics}")
         if distributed.is_main() and (warning := rising_warning(read_metrics(self.run.path))):
             self.run.say(warning)
 
@@ -234,7 +234,7 @@ class Trainer:
             "seconds": [self.train_seconds, self.wall_seconds],
             "window": [self.window_nll, self.window_tokens],
             "valid": self.valid,
-            "random": distributed.all_gather(self.phase.context.random_state()),
+            "random": distributed.all_gather(self.phase.runtime.random_state()),
             "phase": self.phase.state_dict(),
         }
         if distributed.is_main():
@@ -262,7 +262,7 @@ class Trainer:
     def restore_random(self, states: list[dict[str, Tensor]]) -> None:
         """Restore the random states of the ranks, or draw new ones if the ranks or the device have changed."""
         ranks, rank = distributed.world_size(), distributed.rank()
-        if len(states) == ranks and self.phase.context.set_random_state(states[rank]):
+        if len(states) == ranks and self.phase.runtime.set_random_state(states[rank]):
             return
         reseed(1 + self.step * ranks + rank)
         if self.phase.config.model.dropout:
