@@ -12,24 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nas.core.config import Config
-from nas.core.config_loading import (
-    REPORT,
-    check_search,
-    load_config,
-    open_plan,
-)
+from nas.core.config_loading import REPORT, check_search, load_config, open_plan
 from nas.core.errors import InputError, Interrupted, RunError, interrupt_on_signals, run_command
 from nas.core.files import write_yaml
-from nas.core.run_folder import (
-    OUTCOME,
-    PATTERN,
-    PLAN,
-    SEARCH,
-    SUMMARY,
-    TRIALS,
-    check_resume,
-    run_options,
-)
+from nas.core.run_folder import OUTCOME, PATTERN, PLAN, SEARCH, SUMMARY, TRIALS, check_resume, run_options
 
 
 def parse_arguments() -> Namespace:

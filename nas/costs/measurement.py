@@ -176,10 +176,7 @@ def timed_rounds(
 
 
 def text_times(
-    networks: dict[Hashable, tuple[list[str], Config, Corpus]],
-    runtime: Runtime,
-    rounds: int,
-    seconds: float = 0.0,
+    networks: dict[Hashable, tuple[list[str], Config, Corpus]], runtime: Runtime, rounds: int, seconds: float = 0.0
 ) -> dict[Hashable, dict]:
     """{name: {"ms_per_1000_bytes", "quartiles_ms", "ratio"}}: times for a text, and their ratio to the first network's.
 

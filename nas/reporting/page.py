@@ -18,10 +18,7 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
 from nas.core.outcome import read_pi
 from nas.core.pattern import abbreviate, read_pattern, unit_of
-from nas.core.run_folder import (
-    PROVENANCE,
-    git_commit,
-)
+from nas.core.run_folder import PROVENANCE, git_commit
 from nas.costs.cost_table import MILLISECONDS, cost_rows, latency_report
 from nas.derivation.runs import SearchRun, current_pattern, read_run
 from nas.reporting import figures

@@ -15,17 +15,7 @@ from nas.core.config import Config
 from nas.core.errors import InputError, world_size
 from nas.core.files import read_yaml, write_jsonl, write_yaml
 from nas.core.pattern import interleaved
-from nas.core.run_folder import (
-    CHOICE,
-    CONFIG,
-    FLOPS_TABLE,
-    LATENCY,
-    PI,
-    TRIALS,
-    RunFolder,
-    data_digests,
-    provenance,
-)
+from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, PI, TRIALS, RunFolder, data_digests, provenance
 from nas.costs.budget import as_ratio
 from nas.costs.cost_table import for_text, least_ratio
 from nas.data.corpus import Corpus, prepare

@@ -146,11 +146,7 @@ class BatchRunner:
     """Runs batches through a network, forward and, if the caller asks for it, backward."""
 
     def __init__(
-        self,
-        network: nn.Module,
-        options: TrainOptions,
-        runtime: Runtime,
-        prepare: Callable[[], None] = lambda: None,
+        self, network: nn.Module, options: TrainOptions, runtime: Runtime, prepare: Callable[[], None] = lambda: None
     ):
         """prepare: called before each forward pass."""
         self.network, self.options, self.runtime, self.prepare = network, options, runtime, prepare
