@@ -24,6 +24,7 @@ PACKAGES = (
     "scripts",
 )
 WITHOUT_TORCH = (  # packages and files that --help and error messages import
+    "models.operations.registry",
     "nas.core",
     "nas.data.optimal_cutoffs",
     "nas.data.corpus",
@@ -39,7 +40,7 @@ WITHOUT_TORCH = (  # packages and files that --help and error messages import
     "nas.jobs",
     "nas.reporting",
 )
-FILES = sorted([*ROOT.glob("models/*.py"), *ROOT.glob("nas/**/*.py"), *ROOT.glob("*.py")])
+FILES = sorted([*ROOT.glob("models/**/*.py"), *ROOT.glob("nas/**/*.py"), *ROOT.glob("*.py")])
 
 
 def module_of(path: Path) -> str:
@@ -47,7 +48,7 @@ def module_of(path: Path) -> str:
 
 
 def package_of(module: str) -> str:
-    return module.rpartition(".")[0] or "scripts"
+    return "models" if module.startswith("models.") else module.rpartition(".")[0] or "scripts"
 
 
 MODULES = {module_of(path): path for path in FILES if path.stem != "__init__"}
