@@ -57,7 +57,6 @@ def search_by_trials(config, folder: Path, runtime) -> None:
 
 def search_by_gumbel(given, folder: Path, runtime) -> None:
     """Train the weights of a SuperNet and pi in turn, on each rank."""
-
     from nas.core.outcome import make_outcome, print_outcome
     from nas.core.run_folder import LATENCY, OUTCOME, RunFolder
     from nas.costs.cost_table import cost_text

@@ -72,11 +72,8 @@ def main() -> None:
         plan = open_plan(folder, minutes, config) or make_plan(folder, minutes, config)
         run_stage(search / OUTCOME, "search.py", folder / PLAN, *run_options(search))
         run_stage(search / PATTERN, "derive.py", search)
-        from nas.comparison.found_and_usual import (  # only now, because it needs torch
-            describe,
-            summarize,
-            train_networks,
-        )
+        # Only now, because it needs torch.
+        from nas.comparison.found_and_usual import describe, summarize, train_networks
 
         train_networks(folder, plan)
         if not (folder / SUMMARY).exists():

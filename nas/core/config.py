@@ -244,7 +244,7 @@ class Config:
         return f"{given} does not work with model.grid; give 0" if self.model.grid else None
 
     def resolve_defaults(self) -> None:
-        """Replace null by the value that it stands for, so that config.yaml records values."""
+        """Replace values that others determine, so that config.yaml records the used ones."""
         if self.train.lr is None:
             self.train.lr = LEARNING_RATES[self.train.optimizer]
         if self.data.tokenizer == "bytes":  # there are always 256

@@ -145,7 +145,7 @@ def check_key(key: str, value, where: str) -> None:
 
 
 def check(config: Config) -> None:
-    """Spell the operations as usual; without any, add the method's. Raises InputError if an option fits no other."""
+    """Spell the operations as usual; without any, add the method's. Raises InputError if options conflict."""
     for conflict in conflicts(config):
         raise InputError(conflict)
     names = config.search.operations or default_operations(config)
@@ -204,7 +204,7 @@ def simplify(pattern: list, config: Config, where: str) -> list[str]:
         name, _ = parse_block(block)
         if model.grid and OPERATIONS[name].carries_state:  # which would go on from one image to the next
             raise InputError(f"{where} {number}: {name} cannot read images; remove it, or model.grid={model.grid}")
-    if set(simple) == {"identity"} and config.train.optimizer == "muon":
+    if {*simple} == {"identity"} and config.train.optimizer == "muon":
         raise InputError("train.optimizer=muon needs blocks with weights; give train.optimizer=adamw")
     return simple
 

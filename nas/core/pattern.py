@@ -19,8 +19,8 @@ FORMAT = "par-pattern/2"
 # The shape in a pattern file, and the options that it replaces
 SHAPE_OPTIONS = {"vocab_size": "data.vocab_size", "d_model": "model.d_model", "heads": "model.heads"}
 # Keys of a pattern file; derive.py writes all of them.
-KEYS = {"format", *SHAPE_OPTIONS, "blocks", "sizes", "confidence", "flops_per_token", "flops_ratio_to_interleaved"}
-KEYS |= {"latency", "model", "data", "derived_from"}
+KEYS = {"format", *SHAPE_OPTIONS, "blocks", "sizes", "confidence", "flops_ratio_to_interleaved", "latency"}
+KEYS |= {"model", "data", "derived_from"}
 
 
 def interleaved(blocks: int) -> list[str]:

@@ -30,7 +30,7 @@ PROVENANCE, CHECKPOINT = "provenance.yaml", "checkpoint.pt"
 RESULTS = "results.yaml"  # the last file of a finished training
 PATTERN = "pattern.yaml"  # the pattern that derive.py found
 OUTCOME = "outcome.yaml"  # the last file of a finished search
-LATENCY = "latency.yaml"  # the table of measured milliseconds; a search uses one that its new folder has already
+LATENCY = "latency.yaml"  # measured costs; search.method=gumbel uses those that its new folder has
 FLOPS_TABLE = "flops.yaml"
 SUMMARY = "summary.yaml"  # of nas.run: the found and the usual network
 PLAN = "run.yaml"  # of nas.run: the configuration of all stages

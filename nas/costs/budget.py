@@ -9,11 +9,10 @@ import math
 import numpy as np
 
 from nas.core.config import milliseconds
+from nas.core.config_loading import MOST_BUDGET
 from nas.core.errors import InputError
 from nas.core.pattern import abbreviate, interleaved, kind_of
 from nas.costs.cost_table import MILLISECONDS, CostTable, for_text, least_ratio
-
-LARGEST = 10  # a larger ratio is a mistake, such as milliseconds
 
 
 class PatternLattice:
@@ -89,10 +88,10 @@ def read_budgets(text: str) -> list[float | str]:
         ratios = {round(float(part), 4) for part in parts if not milliseconds(part)}
     except ValueError:
         ratios = {0.0}
-    if not all(0 < ratio <= LARGEST for ratio in ratios):
+    if not all(0 < ratio <= MOST_BUDGET for ratio in ratios):
         raise InputError(
             f"{text!r} is not a budget: give ratios to the reference's cost, such as 0.65 or 0.5,0.65,1, of at most "
-            f"{LARGEST}, or milliseconds for 1,000 bytes of text, such as 2.5ms"
+            f"{MOST_BUDGET}, or milliseconds for 1,000 bytes of text, such as 2.5ms"
         )
     return [*sorted(ratios), *(f"{time:g}ms" for time in sorted(times))]
 

@@ -88,7 +88,6 @@ class StochasticBlock(nn.Module):
         for candidate in self.candidates:
             candidate.carries_state = False
         self.carries_state = False
-        self.d_model = config.d_model
         reaches = [candidate.reach for candidate in self.candidates]
         self.reach = None if None in reaches else max(reaches)
         self.period = math.lcm(*(candidate.period for candidate in self.candidates))
@@ -96,14 +95,14 @@ class StochasticBlock(nn.Module):
         self.choice: Branches | None = None  # None until the SuperNet sets a mixture or a path
 
     def begin(self, rows: int) -> State:
-        weight = next(self.parameters())
-        memory = weight.new_zeros(rows, 0, self.d_model)
-        return {"memory": memory, "tokens": memory.new_zeros(rows, 0, dtype=torch.int64)}
+        return {}
 
     def forward(self, x: Tensor, state: State, segment: Segment) -> tuple[Tensor, State]:
         if self.choice is None:
             raise RuntimeError("no operation is chosen; call set_mixture() or set_path() first")
-        (chosen, weights), past = self.choice, segment._replace(tokens=state["tokens"])
+        chosen, weights = self.choice
+        state = state or {"memory": x[:, :0].detach(), "tokens": segment.tokens[:, :0]}
+        past = segment._replace(tokens=state["tokens"])
         branches = []
         for candidate in (self.candidates[index] for index in chosen):
             branch, _ = candidate(x, candidate.remember(state["memory"], past), segment)
@@ -290,7 +289,7 @@ class GumbelPhase(Phase):
         return self.run_batch(batch, partial(Tensor.backward, inputs=[self.logits.gates]))
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
-        """Figures on valid of the argmax path, without noise."""
+        """Metrics on valid of the argmax path, without noise."""
         path = self.logits.path
         set_path(self.supernet, path)
         chosen = [block.candidates[index] for block, index in zip(self.supernet.blocks, path, strict=True)]

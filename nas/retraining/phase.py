@@ -69,7 +69,7 @@ class RetrainPhase(Phase):
         return metrics
 
     def trial_metrics(self) -> dict:
-        """Figures on valid of the trial's mean.
+        """Metrics on valid of the trial's mean.
 
         Until long segments begin, segments and memories have at most the length of short segments here, because the
         model has not learned to attend much farther.
@@ -81,7 +81,7 @@ class RetrainPhase(Phase):
         return self.metrics(self.trial_average, config)
 
     def metrics(self, average: TailAverage, config: Config | None = None) -> dict:
-        """Figures on valid of a mean of the weights, or of the weights if it has none yet.
+        """Metrics on valid of a mean of the weights, or of the weights if it has none yet.
 
         config: with other lengths; None: that of the phase.
         """

@@ -71,14 +71,14 @@ def find_costs(candidates: Candidates, file: Path, runtime: Runtime, keep: bool 
     """
     latency = candidates.config.search.latency
     if file.exists() or latency.table:
-        costs = NetworkCosts.read(file if file.exists() else Path(latency.table))
+        source = file if file.exists() else Path(latency.table)
+        costs = NetworkCosts.read(source)
         wanted = wanted_conditions(candidates, runtime, keep)
         reason = costs.differ(candidates.config, wanted, candidates.reference)
         if not reason:
             return costs
         if latency.table:
-            given = f"search.latency.source={latency.table}"
-            raise InputError(f"{given} does not fit this search: {reason}; measure again with nas.latency")
+            raise InputError(f"{source} does not fit this search: {reason}; measure again with nas.latency")
         print(f"NOTICE: {file} does not fit: {reason}; measuring again", flush=True)
     return measure_costs(candidates, runtime) if latency.in_milliseconds else count_costs(candidates)
 

@@ -244,13 +244,13 @@ def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime)
     """
     began, corpus = time.monotonic(), Corpus(prepare(config.data, print))
     estimate, steps = measure(config, corpus, folder, runtime)
-    spent = time.monotonic() - began
+    seconds_spent = time.monotonic() - began
     least, most = FEWEST_STEPS / RUNGS[0].share / steps, most_passes(config)
     if most < least:
         raise InputError(
             f"the text is too short: {most} passes have {most * steps} steps; {least * steps:.0f} are needed"
         )
-    left, (fixed, per_epoch) = 60 * minutes - spent, whole_seconds(estimate, RUNGS)
+    left, (fixed, per_epoch) = 60 * minutes - seconds_spent, whole_seconds(estimate, RUNGS)
     epochs = min(1.0, (left - fixed) / per_epoch)
     again = whole_seconds(estimate, AGAIN_RUNGS)  # above 1 epoch; these rungs take longer
     longer = (left - again[0]) / again[1]
@@ -260,9 +260,9 @@ def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime)
     if max(longer, least) > 1:
         (fixed, per_epoch), epochs = again, min(longer, most)
     if epochs < least:
-        enough = math.ceil((spent + fixed + least * per_epoch) / 6) / 10
+        enough = math.ceil((seconds_spent + fixed + least * per_epoch) / 6) / 10
         raise InputError(f"--minutes {minutes:g} is too short for this text and device: give at least {enough:g}")
-    total = (spent + fixed + epochs * per_epoch) / 60
+    total = (seconds_spent + fixed + epochs * per_epoch) / 60
     train = replace(config.train, steps=None, epochs=float(f"{epochs:.3g}"))
     print(f"a training reads the text {train.epochs:g} times; everything takes about {total:.1f} minutes", flush=True)
     whole = max(1, round(train.epochs * steps))

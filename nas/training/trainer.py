@@ -79,7 +79,7 @@ class Phase:
         raise NotImplementedError
 
     def evaluate(self, run: RunFolder, step: int) -> dict:
-        """Figures on the validation split, with `nll_per_token`, `perplexity` and `tokens`."""
+        """Metrics on the validation split, with `nll_per_token`, `perplexity` and `tokens`."""
         raise NotImplementedError
 
     def scalars(self, step: int) -> dict[str, float]:
