@@ -78,7 +78,8 @@ def find_costs(candidates: Candidates, file: Path, runtime: Runtime, keep: bool 
         if not reason:
             return costs
         if latency.table:
-            raise InputError(f"{source} does not fit this search: {reason}; measure again with nas.latency")
+            given = file if source == file else f"search.latency.source={source}"
+            raise InputError(f"{given} does not fit this search: {reason}; measure again with nas.latency")
         print(f"NOTICE: {file} does not fit: {reason}; measuring again", flush=True)
     return measure_costs(candidates, runtime) if latency.in_milliseconds else count_costs(candidates)
 
