@@ -58,6 +58,11 @@ def extend(memory: Tensor, x: Tensor, kept: int) -> Tensor:
     return last(torch.cat([memory, x], dim=1), kept)
 
 
+def as_memory(x: Tensor, tokens: Tensor | None, reads_tokens: bool) -> State:
+    """A memory of inputs, and of their tokens if an operation reads them."""
+    return {"memory": x, "tokens": tokens} if reads_tokens else {"memory": x}
+
+
 def limit(count: int, reach: int | None) -> int:
     """At most `reach`; None: any number."""
     return count if reach is None else torch.sym_min(count, reach)
@@ -110,14 +115,14 @@ class Operation(nn.Module):
         if self.reach == 0:
             return {}
         weight = self.norm.weight
-        state = {"memory": weight.new_zeros(rows, 0, len(weight))}
-        return state | {"tokens": weight.new_zeros(rows, 0, dtype=torch.int64)} if self.reads_tokens else state
+        tokens = weight.new_zeros(rows, 0, dtype=torch.int64)
+        return as_memory(weight.new_zeros(rows, 0, len(weight)), tokens, self.reads_tokens)
 
     def forward(self, x: Tensor, state: State, segment: Segment) -> tuple[Tensor, State]:
         """x [B, L, D], and the state of the positions before it -> the branch [B, L, D], and the next state."""
         if self.reach == 0:
             return self.finish(x, self.branch(self.prepare(x), x.shape[1], segment)), {}
-        inputs = {"memory": x} | ({"tokens": segment.tokens} if self.reads_tokens else {})
+        inputs = as_memory(x, segment.tokens, self.reads_tokens)
         seen, kept = limit(segment.memory, self.reach), limit(segment.kept, self.reach)
         contexts = {name: torch.cat([last(state[name], seen), new], dim=1) for name, new in inputs.items()}
         if self.reads_tokens:
@@ -146,7 +151,7 @@ class Operation(nn.Module):
         if self.reach == 0:
             return {}
         if not self.has_own_state:
-            return {"memory": inputs} | ({"tokens": segment.tokens} if self.reads_tokens else {})
+            return as_memory(inputs, segment.tokens, self.reads_tokens)
         state = self.begin(len(inputs))
         return self(inputs, state, segment)[1] if inputs.shape[1] else state
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.operations.operation import BlockConfig, Segment, State, extend, limit
+from models.operations.operation import BlockConfig, Segment, State, as_memory, extend, limit
 from models.operations.registry import build_operation
 from models.transformer_xl import Memories, TransformerXL
 from nas.core.config import Config, SearchOptions
@@ -76,9 +76,9 @@ def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple
 class StochasticBlock(nn.Module):
     """x + sum of weight * operation(x) over the operations in `choice`; the others do not run.
 
-    The block keeps its inputs and tokens with every choice, because the next segment may choose an operation that reads
-    them. So no operation carries a state: linear attention reads the inputs again, from an empty state. Raises
-    RuntimeError if `choice` is not set.
+    The block keeps its inputs with every choice, because the next segment may choose an operation that reads them. So
+    no operation carries a state: linear attention reads the inputs again, from an empty state. Raises RuntimeError if
+    `choice` is not set.
     """
 
     def __init__(self, operations: list[tuple[str, dict[str, int]]], config: BlockConfig):
@@ -88,6 +88,7 @@ class StochasticBlock(nn.Module):
         for candidate in self.candidates:
             candidate.carries_state = False
         self.carries_state = False
+        self.reads_tokens = any(candidate.reads_tokens for candidate in self.candidates)
         reaches = [candidate.reach for candidate in self.candidates]
         self.reach = None if None in reaches else max(reaches)
         self.period = math.lcm(*(candidate.period for candidate in self.candidates))
@@ -101,15 +102,15 @@ class StochasticBlock(nn.Module):
         if self.choice is None:
             raise RuntimeError("no operation is chosen; call set_mixture() or set_path() first")
         chosen, weights = self.choice
-        state = state or {"memory": x[:, :0].detach(), "tokens": segment.tokens[:, :0]}
-        past = segment._replace(tokens=state["tokens"])
+        inputs = as_memory(x, segment.tokens, self.reads_tokens)
+        state = state or {name: value[:, :0].detach() for name, value in inputs.items()}
+        past = segment._replace(tokens=state.get("tokens"))
         branches = []
         for candidate in (self.candidates[index] for index in chosen):
             branch, _ = candidate(x, candidate.remember(state["memory"], past), segment)
             branches.append(branch)
         kept = limit(segment.kept, self.reach)
-        new = {"memory": x, "tokens": segment.tokens}
-        state = {name: extend(state[name], value, kept) for name, value in new.items()}
+        state = {name: extend(state[name], value, kept) for name, value in inputs.items()}
         if weights is None:
             return sum(branches, start=x), state
         for weight, branch in zip(weights, branches, strict=True):
