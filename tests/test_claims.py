@@ -90,10 +90,10 @@ def test_claims_of_the_control_against_each_other_network():
     assert claims_of(WORSE, FOUND)["found"]["verdict"] == "worse"
     claim = claims["interleaved"]
     difference = np.log([99.0, 100.0, 98.0]).mean() - np.log([101.0, 103.0, 102.0]).mean()
-    assert claim["figures"]["loss_difference"] == pytest.approx(difference)
+    assert claim["evidence"]["loss_difference"] == pytest.approx(difference)
     words = "found against interleaved: better. word perplexity 99.0 ± 0.6 against 102.0 ± 0.6 on test (3 and 3 seeds)"
     assert claim["sentence"].startswith(f"{words}, -2.9%, 95% interval ")
-    assert claim["sentence"].endswith("at 0.50 of its latency.") and claim["figures"]["ratio"] == 0.5
+    assert claim["sentence"].endswith("at 0.50 of its latency.") and claim["evidence"]["ratio"] == 0.5
 
 
 @pytest.mark.parametrize(("p", "words"), [(0.0307, "p = 0.031"), (0.001, "p = 0.001"), (0.0009, "p < 0.001")])
@@ -105,7 +105,7 @@ def test_a_test_in_words(p, words):
 def test_a_network_with_several_names_is_one_sample():
     names = [replace(WORSE, name=name) for name in ("one", "two", "three")]
     claims, alone = claims_of(FOUND, EQUAL, *names), claims_of(FOUND, EQUAL, WORSE)["interleaved"]
-    assert claims["one"]["figures"] == claims["three"]["figures"] == alone["figures"]
+    assert claims["one"]["evidence"] == claims["three"]["evidence"] == alone["evidence"]
 
 
 def test_the_margin_is_a_share_of_the_metric_in_words_and_in_bits():
@@ -113,7 +113,7 @@ def test_the_margin_is_a_share_of_the_metric_in_words_and_in_bits():
     for comparable in (True, False):
         rows = [row(name, [100.0, 101.0, 99.0], comparable=comparable) for name in ("found", "other")]
         (claim,) = make_claims(rows, 0.5)
-        high, metric = claim["figures"]["interval"][1], choose_metric(rows)
+        high, metric = claim["evidence"]["interval"][1], choose_metric(rows)
         share = math.expm1(high) if comparable else high / rows[0].losses(metric).mean()
         verdicts = [make_claims(rows, share * factor)[0]["verdict"] for factor in (1.001, 0.999)]
         assert verdicts == ["no worse", "not shown"]
@@ -142,8 +142,8 @@ def test_one_run_without_comparable_words_makes_the_metric_bits_per_byte():
     rows = [row("found", [99.0, 98.0], comparable=False), row("interleaved", [100.0, 101.0])]
     claim = claims_of(*rows)["interleaved"]
     bits = [np.mean([500 * math.log(p) / math.log(2) / 2500 for p in pair]) for pair in ((99, 98), (100, 101))]
-    assert claim["figures"]["metric"] == "bits per byte"
-    assert claim["figures"]["loss_difference"] == pytest.approx((bits[0] - bits[1]) * math.log(2))
+    assert claim["evidence"]["metric"] == "bits per byte"
+    assert claim["evidence"]["loss_difference"] == pytest.approx((bits[0] - bits[1]) * math.log(2))
     assert f"{bits[0] - bits[1]:+.4f}" in claim["sentence"]
     assert "bits per byte, test" in table(rows)[0]
     assert table([FOUND])[1][0][2:7] == ["99.0 ± 0.6", "104.0 ± 0.6", "3", "10", "1.000"]  # test, then valid

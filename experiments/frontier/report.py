@@ -87,7 +87,7 @@ def cells(results: list[NetworkResult]) -> dict[str, str]:
     for result in results:
         found[result.name] = metric.format(result.values(metric))
         if claim := claims.get(result.name):
-            found[result.name] += f" ({describe(claim['figures'], metric)})"
+            found[result.name] += f" ({describe(claim['evidence'], metric)})"
         found[result.name] += f" at {result.ratio:.3f}"
     return found
 

@@ -1,1 +1,0 @@
-"""The operations of blocks: a file for each family, and one registry, which needs no torch."""

@@ -1,4 +1,4 @@
-"""Results of a comparison, and claims: the control against each other network, with a verdict, evidence and figures.
+"""Results of a comparison, and claims: the control against each other network, with a verdict and evidence.
 
 Dunnett's test decides. Verdicts: `better` or `worse` if p < 0.05; `no worse` if the interval of the difference ends
 below the margin of the comparison; else `not shown`.
@@ -108,7 +108,7 @@ def choose_metric(results: list[NetworkResult]) -> Metric:
     return WORD_PERPLEXITY if all(split["word_perplexity_comparable"] for split in splits) else BITS_PER_BYTE
 
 
-CLAIMS_FORMAT, CONFIDENCE = "par-claims/4", 0.95
+CLAIMS_FORMAT, CONFIDENCE = "par-claims/5", 0.95
 BETTER, WORSE, NO_WORSE, NOT_SHOWN = "better", "worse", "no worse", "not shown"
 UNEQUAL = 0.01  # p of Bartlett's test, below which variances differ
 UNTRAINED = 1 / 4  # perplexity per token on valid over the size of the vocabulary; more means hardly any training
@@ -121,7 +121,7 @@ def read_claims(run: Path, results: list[NetworkResult]) -> list[dict]:
 
 
 def make_claims(results: list[NetworkResult], margin: float) -> list[dict]:
-    """[{"pattern", "verdict", "sentence", "figures"}] of the control, which is the first result, against each other.
+    """[{"pattern", "verdict", "sentence", "evidence"}] of the control, which is the first result, against each other.
 
     Results of one network under several names are one sample. margin: relative, of the metric.
     """
@@ -137,8 +137,8 @@ def make_claims(results: list[NetworkResult], margin: float) -> list[dict]:
         sentence = f"{control.name} against {other.name}: {verdict}. {metric.name} {values} on test "
         sentence += f"({len(control.runs)} and {len(other.runs)} seeds), {describe(test, metric)}, "
         sentence += f"at {1 / other.ratio:.2f} of its latency."
-        figures = {"metric": metric.name, "ratio": 1 / other.ratio, "margin": margin, **test}
-        claims.append({"pattern": other.name, "verdict": verdict, "sentence": sentence, "figures": figures})
+        evidence = {"metric": metric.name, "ratio": 1 / other.ratio, "margin": margin, **test}
+        claims.append({"pattern": other.name, "verdict": verdict, "sentence": sentence, "evidence": evidence})
     return claims
 
 
@@ -171,6 +171,11 @@ def spread_notice(results: list[NetworkResult]) -> str | None:
     p = float(stats.bartlett(*samples.values()).pvalue)
     differ = f"networks differ in their spread over seeds (p = {p:.2g})"
     return f"NOTICE: {differ}, so p and intervals may be too small or too large." if p < UNEQUAL else None
+
+
+def notices(results: list[NetworkResult]) -> list[str]:
+    """What limits the evidence of a comparison."""
+    return [text for text in (training_warning(results), spread_notice(results)) if text]
 
 
 def training_warning(results: list[NetworkResult]) -> str | None:

@@ -1,19 +1,25 @@
 """The specification of a comparison: COMPARISON.yaml, and its contenders."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Annotated
 
-from nas.core.config import Config
+from nas.core.config import Config, Natural, is_set
 from nas.core.config_loading import load_config, simplify
 from nas.core.errors import InputError, nearest
 from nas.core.files import read_user_yaml
+from nas.core.option_types import Rule, above, below, describe, fits
 from nas.core.pattern import FORMAT as PATTERN_FORMAT
 from nas.core.pattern import file_name, read_pattern, shape_options
 from nas.core.run_folder import PATTERN
 from nas.costs.baselines import RULES
 
 FORMAT = "par-comparison/2"
+NAMES = f"different names of {', '.join(RULES)}, or pattern files"
+Names = Annotated[list[str], Rule(NAMES, lambda names: is_set(names) and "" not in names)]
+Seeds = Annotated[list[Natural], Rule("different whole numbers from 0, such as [1, 2, 3]", is_set)]
+Some = Rule("{}, at least one", len)
 SETTINGS = "comparison.yaml"  # in the run folder: the settings of the last call, and {name: key} of its contenders
 
 
@@ -36,27 +42,11 @@ class Contender:
 class Settings:
     """The content of COMPARISON.yaml. `python -m nas.compare --help` explains each key."""
 
-    retrain: Path
-    patterns: list[str]
-    seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
-    once: list[str] = field(default_factory=list)
-    margin: float = 0.01
-
-
-def is_list(values, kind: type, least: int = 1) -> bool:
-    """Whether these are at least `least` different values of a type, no empty text and no number below 0."""
-    valid = isinstance(values, list) and all(type(value) is kind and value != "" for value in values)
-    return valid and len({*values}) == len(values) >= least and (kind is str or min(values) >= 0)
-
-
-NAMES = f"different names of {', '.join(RULES)}, or pattern files"
-CHECKS = {  # of the keys of COMPARISON.yaml: (is a value valid?, what is allowed)
-    "retrain": (lambda value: is_list([value], str), "the name of a configuration file"),
-    "patterns": (lambda value: is_list(value, str), f"at least one of {NAMES}"),
-    "seeds": (lambda value: is_list(value, int), "different whole numbers from 0, such as [1, 2, 3]"),
-    "once": (lambda value: is_list(value, str, 0), NAMES),
-    "margin": (lambda value: type(value) is float and 0 < value < 1, "a number between 0 and 1, such as 0.01"),
-}
+    retrain: Annotated[str, Rule("the name of a configuration file", bool)]
+    patterns: Annotated[Names, Some]
+    seeds: Annotated[Seeds, Some] = field(default_factory=lambda: [1, 2, 3])
+    once: Names = field(default_factory=list)
+    margin: Annotated[float, above(0), below(1)] = 0.01
 
 
 def read_settings(path: Path, overrides: dict) -> Settings:
@@ -64,14 +54,14 @@ def read_settings(path: Path, overrides: dict) -> Settings:
     content = read_user_yaml(path, "the comparison")
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
         raise InputError(f"{path} is no comparison: it needs `format: {FORMAT}`, `retrain: FILE.yaml` and `patterns`")
+    kinds = {option.name: option.type for option in fields(Settings)}
     content = {"retrain": None, "patterns": None} | content | overrides
     for key, value in content.items():
-        if key not in CHECKS:
-            raise InputError(f"{path}: unknown key {key!r}; the nearest is {nearest(key, CHECKS)!r}")
-        is_valid, allowed = CHECKS[key]
-        if not is_valid(value):
-            raise InputError(f"{path}: {key}={value!r} must be {allowed}")
-    return Settings(**content | {"retrain": path.parent / content["retrain"]})
+        if key not in kinds:
+            raise InputError(f"{path}: unknown key {key!r}; the nearest is {nearest(key, kinds)!r}")
+        if not fits(value, kinds[key]):
+            raise InputError(f"{path}: {key}={value!r} must be {describe(kinds[key])}")
+    return Settings(**content | {"retrain": str(path.parent / content["retrain"])})
 
 
 def read_contenders(settings: Settings, path: Path, overrides: list[str]) -> list[Contender]:

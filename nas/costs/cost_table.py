@@ -100,18 +100,14 @@ def latency_report(latency: dict) -> list[str]:
     shape = f"{latency['batch_size']} x {latency['segment']} tokens, memory {latency['memory']}"
     line = f"latency ({latency['timing']}, {shape}): measured {for_text(measured, 'ms')}, {ratio:.2f} of interleaved"
     low, high = latency.get("quartiles_ms", (measured, measured))
-    difference = 0.0
+    expected = latency.get("predicted_ratio_to_interleaved", ratio)  # milliseconds depend on what else runs
     if predicted is not None:
-        line += f"; predicted {predicted:.4g} ms, {latency['predicted_ratio_to_interleaved']:.2f}"
-        difference = ratio / latency["predicted_ratio_to_interleaved"] - 1  # milliseconds depend on what else runs
-    lines = [line]
+        line += f"; predicted {predicted:.4g} ms, {expected:.2f}"
     if high - low > UNSTEADY * measured:
-        lines.append(
-            f"WARNING: the latency varies too much, quartiles {low:.4g} and {high:.4g} ms: stop other programs."
-        )
-    elif abs(difference) > TOLERANCE:
-        lines.append(
-            f"WARNING: the measured ratio differs from the prediction by {difference:+.0%}. Measure again on an idle "
-            "machine, or trust the measured one."
-        )
-    return lines
+        warning = f"the latency varies too much, quartiles {low:.4g} and {high:.4g} ms: stop other programs."
+    elif abs(ratio / expected - 1) > TOLERANCE:
+        advice = "Measure again on an idle machine, or trust the measured one."
+        warning = f"the measured ratio differs from the prediction by {ratio / expected - 1:+.0%}. {advice}"
+    else:
+        return [line]
+    return [line, f"WARNING: {warning}"]

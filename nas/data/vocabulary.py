@@ -22,6 +22,8 @@ from nas.data.sources import sha256_of
 FORMAT = "par-vocabulary/1"
 VOCABULARY = "vocabulary"  # its folder, in a prepared corpus and in a run
 VOCABULARY_FILE, TOKENIZER_IDS = "vocabulary.yaml", "ids.npy"
+LOSSLESS = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "byte_fallback": True}
+NO_MARKS = {"add_dummy_prefix": False, "bos_id": -1, "eos_id": -1}  # at the start or the end of a text
 OPTIONS = {"bpe": {"allow_whitespace_only_pieces": True, "unk_piece": "\u2047"}}  # indentation; <unk> is text
 TRAINING_BYTES = 20_000_000  # pieces are learned from about this much text, spread evenly over the train split
 DEFAULT_PIECES = 8000
@@ -103,14 +105,8 @@ class SentencePieceTokenizer(LineTokenizer):
                 vocab_size=(vocab_size or DEFAULT_PIECES) - keep_newline,
                 hard_vocab_limit=vocab_size is not None,
                 model_type=method,
-                **OPTIONS.get(method, {}),
-                normalization_rule_name="identity",
-                remove_extra_whitespaces=False,
-                add_dummy_prefix=False,
-                byte_fallback=True,
+                **OPTIONS.get(method, {}) | LOSSLESS | NO_MARKS,
                 max_sentence_length=8 * LONGEST_LINE,
-                bos_id=-1,
-                eos_id=-1,
                 num_threads=8,  # fixed because the pieces depend on it
                 minloglevel=2,
             )

@@ -1,5 +1,6 @@
 """The choice of a pattern, by trials or by pi, its latency at the settings of the search, and what derive.py prints."""
 
+import math
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -29,7 +30,7 @@ TARGET_TOLERANCE = 0.1  # relative distance from the target of search.method=gum
 def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float | None) -> Choice:
     """The network that trials chose or, for another budget, the predicted best of its sizes. content: choice.yaml."""
     own, trials = content["network"], content["trials"]
-    if budget is None or (budget == run.budget and costs.unit == run.costs.unit):
+    if budget is None or (math.isclose(budget, run.budget or 0) and costs.unit == run.costs.unit):
         return Choice(own["blocks"], budget, [run], trials=trials, trial=Path(content["trial"]["folder"]))
     shape, config = (own["vocab_size"], own["d_model"]), load_config(run.path / CONFIG, [])
     tried = [read_network(one) for one in trials]

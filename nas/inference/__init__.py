@@ -1,1 +1,0 @@
-"""The use of a trained model: generation, scoring, and export."""

@@ -84,16 +84,8 @@ def without_folder(path: str | None) -> str | None:
 def model_card(model: LanguageModel, results: dict, provenance: dict, form: str, compared: list[str]) -> str:
     """The text of README.md. form: as in export(). compared: lines about float32 and int8."""
     text, config = TEMPLATE.read_text("utf-8"), model.config
-    return jinja2.Template(text, keep_trailing_newline=True, undefined=jinja2.StrictUndefined).render(
-        form=form,
-        compared=compared,
-        context=sum(evaluation_lengths(config)),
-        letters=abbreviate(model.pattern),
-        blocks=model.pattern,
-        config=config,
-        tokenizer=model.tokenizer,
-        results=results,
-        origin=without_folder(config.train.init_from),
-        source=without_folder(config.data.source),
-        provenance=provenance,
-    )
+    content = {"form": form, "compared": compared, "config": config, "results": results, "provenance": provenance}
+    content |= {"letters": abbreviate(model.pattern), "blocks": model.pattern, "tokenizer": model.tokenizer}
+    folders = {"origin": without_folder(config.train.init_from), "source": without_folder(config.data.source)}
+    template = jinja2.Template(text, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    return template.render(content | folders, context=sum(evaluation_lengths(config)))

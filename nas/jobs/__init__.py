@@ -1,1 +1,0 @@
-"""How trainings are started: commands in processes of their own."""

@@ -6,15 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nas.comparison.results import (
-    CLAIMS_FORMAT,
-    NetworkResult,
-    choose_metric,
-    read_claims,
-    read_results,
-    spread_notice,
-    training_warning,
-)
+from nas.comparison.results import CLAIMS_FORMAT, NetworkResult, choose_metric, notices, read_claims, read_results
 from nas.core.files import write_text, write_yaml
 from nas.core.pattern import abbreviate
 from nas.reporting.figures import comparison_plot
@@ -31,9 +23,8 @@ def write_report(run: Path) -> None:
     claims = read_claims(run, results)
     header, rows = table(results)
     lines = ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
-    notes = filter(None, (training_warning(results), spread_notice(results), VERDICT_NOTE))
     evidence = [f"- {claim['sentence']}" for claim in claims]
-    text = "\n".join([*lines, "", *(f"{note}\n" for note in notes), *evidence]) + "\n"
+    text = "\n".join([*lines, "", *(f"{note}\n" for note in (*notices(results), VERDICT_NOTE)), *evidence]) + "\n"
     write_text(run / "comparison.csv", csv_text([record for result in results for record in csv_records(result)]))
     write_text(run / "comparison.md", text)
     comparison_plot(results, run / "comparison.png")

@@ -10,7 +10,7 @@ from pathlib import Path
 import jinja2
 
 from models.operations.registry import OPERATIONS
-from nas.comparison.results import read_claims, read_results, spread_notice, training_warning
+from nas.comparison.results import notices, read_claims, read_results
 from nas.comparison.spec import SETTINGS
 from nas.core import run_folder
 from nas.core.config import LEARNING_RATES, RESUME, flat_config, marked
@@ -127,7 +127,7 @@ def comparison_section(run: Path) -> dict:
     results = read_results(run)
     header, rows = table(results)
     return {
-        "warnings": [text for text in (training_warning(results), spread_notice(results)) if text],
+        "warnings": notices(results),
         "claims": read_claims(run, results),
         "shown": [result.blocks for result in results],
         "plot": data_uri(figures.comparison_plot, results),
@@ -184,15 +184,7 @@ def write_page(runs: list[Path], out: Path, title: str) -> None:
     sections = [section(run, runs) for run in runs]
     used = {block.split()[0] for one in sections for blocks in one["shown"] for block in blocks}
     answer = read_yaml(whole / run_folder.SUMMARY) | {"networks": sections[0].pop("networks")} if whole else None
-    page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        title=title,
-        answer=answer,
-        runs=sections,
-        operations=[name for name in OPERATIONS if name in used],
-        colours_of=figures.colours_of,
-        unit_of=unit_of,
-        verdict_note=VERDICT_NOTE,
-        written=datetime.date.today().isoformat(),
-        commit=git_commit(),
-    )
-    write_text(out, page)
+    content = {"title": title, "answer": answer, "runs": sections, "verdict_note": VERDICT_NOTE, "unit_of": unit_of}
+    content |= {"operations": [name for name in OPERATIONS if name in used], "colours_of": figures.colours_of}
+    content |= {"written": datetime.date.today().isoformat(), "commit": git_commit()}
+    write_text(out, environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(content))

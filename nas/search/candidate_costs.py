@@ -9,14 +9,12 @@ from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.pattern import interleaved
 from nas.costs.flops import batch_shape, count_flops
-from nas.costs.measurement import device_conditions, measure_tables, size_conditions, work_conditions
+from nas.costs.measurement import Sizes, device_conditions, measure_tables, size_conditions, work_conditions
 from nas.data.corpus import Corpus, bytes_per_token, prepare
 from nas.search.space import Network, NetworkCosts, candidate_sizes, make_network, with_sizes
 from nas.training.build import open_streams
 from nas.training.device import Runtime
 from nas.training.passes import resolve_auto
-
-Shape = tuple[int, int]  # vocabulary and width
 
 
 @dataclass(frozen=True)
@@ -25,11 +23,11 @@ class Candidates:
 
     config: Config
     corpora: dict[int, Corpus]
-    shapes: list[Shape]
+    shapes: list[Sizes]
     reference: Network
 
     @cached_property
-    def configs(self) -> dict[Shape, Config]:
+    def configs(self) -> dict[Sizes, Config]:
         """The configuration of each candidate and of the reference, without auto."""
         shapes = sorted({*self.shapes, self.reference[:2]})
         return {shape: resolve_auto(with_sizes(self.config, *shape), self.corpora[shape[0]]) for shape in shapes}
@@ -84,13 +82,11 @@ def find_costs(candidates: Candidates, file: Path, runtime: Runtime, keep: bool 
     return measure_costs(candidates, runtime) if latency.in_milliseconds else count_costs(candidates)
 
 
-def wanted_conditions(candidates: Candidates, runtime: Runtime, keep: bool) -> dict[Shape, dict]:
+def wanted_conditions(candidates: Candidates, runtime: Runtime, keep: bool) -> dict[Sizes, dict]:
     """The conditions that known costs must have been measured under."""
     config, latency = candidates.config, candidates.config.search.latency
-    if not latency.in_milliseconds:
-        return {shape: {} for shape in candidates.configs}
-    if keep and not latency.table:
-        return {shape: work_conditions(config) for shape in candidates.configs}
+    if not latency.in_milliseconds or (keep and not latency.table):
+        return dict.fromkeys(candidates.configs, work_conditions(config) if latency.in_milliseconds else {})
     device = {"timing": latency.timing} if latency.table else device_conditions(config, runtime)
     return {
         shape: device | size_conditions(own, candidates.corpora[shape[0]], config.search.operations)

@@ -172,15 +172,12 @@ def network_records(strategy: Strategy, best: Network) -> list[dict]:
 
 
 def spent(trials: Trials) -> dict:
-    """What the trials have taken. wall_time_s, the last key, tells that the file is complete."""
+    """What the trials have taken."""
     results, train = trials.results.values(), trials.config.train
     steps = sum(one["step"] for one in results)
-    return {
-        "trainings": sum(one["step"] / one["of_steps"] for one in results),
-        "train_steps": steps,
-        "train_tokens": steps * train.batch_size * train.segment,
-        "wall_time_s": sum(one["wall_time_s"] for one in results),
-    }
+    tokens, seconds = steps * train.batch_size * train.segment, sum(one["wall_time_s"] for one in results)
+    trainings = sum(one["step"] / one["of_steps"] for one in results)
+    return {"trainings": trainings, "train_steps": steps, "train_tokens": tokens, "wall_time_s": seconds}
 
 
 def pi_lines(strategy: Strategy) -> list[dict]:
@@ -293,8 +290,8 @@ def gets_dropout(config: Config, epochs: float, corpus: Corpus) -> bool:
 
 def forget_estimate(folder: Path) -> None:
     """Remove costs and estimate of an earlier call with other options, which was refused. folder: of the trials."""
-    for name in (COSTS, ESTIMATE):
-        (folder / name).unlink(missing_ok=True)
+    (folder / COSTS).unlink(missing_ok=True)
+    (folder / ESTIMATE).unlink(missing_ok=True)
 
 
 def whole_seconds(estimate: Estimate, rungs: tuple[Rung, ...]) -> tuple[float, float]:

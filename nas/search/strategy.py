@@ -39,10 +39,7 @@ class Strategy:
         return [network for network in self.networks if network not in self.trials.tried]
 
     def propose(self, count: int) -> list[Network]:
-        """At most `count` untried networks for the first rung, by Thompson sampling.
-
-        Before any trial, the predicted best network of each of the best vocabularies comes first.
-        """
+        """At most `count` untried networks for the first rung."""
         self.add_neighbours()
         best = [] if self.trials.tried else self.fit().best_of_vocabularies(self.networks)
         return list(dict.fromkeys([*best, *self.thompson_sampling(count)]))[:count]
@@ -70,11 +67,7 @@ class Strategy:
         return self.fill_free_places(surrogate, promoted, before, rung)
 
     def likely_best(self, surrogate: Surrogate, networks: list[Network], rung: Rung) -> list[Network]:
-        """The predicted best network of each of the best vocabularies, and then the best others.
-
-        The first parts of trainings do not show which vocabulary is the best at the end, so several of them stay. No
-        network stays that is unlikely to be the best.
-        """
+        """The first parts of trainings do not show which vocabulary is the best at the end, so several of them stay."""
         order = [networks[index] for index in np.argsort(surrogate.predict(networks))]
         probabilities = dict(zip(networks, surrogate.probability_best(networks), strict=True))
         likely = [network for network in order if probabilities[network] >= UNLIKELY]
@@ -90,10 +83,7 @@ class Strategy:
     def fill_free_places(
         self, surrogate: Surrogate, networks: list[Network], before: Rung, rung: Rung
     ) -> list[Network]:
-        """Fill the free places of a rung with untried networks and those of earlier rungs, as far as the steps suffice.
-
-        An untried one takes more steps. Each is the predicted best, and likely enough to be the best of the rung.
-        """
+        """Fill the free places of a rung, as far as the steps suffice. An untried network takes more of them."""
         free = (rung.networks - len(networks)) * (rung.share - before.share)
         missing = dict.fromkeys(self.networks, rung.share)
         missing |= {point.network: rung.share - point.share for point in self.trials.points}
