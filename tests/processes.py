@@ -2,6 +2,8 @@
 
 import subprocess
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,15 @@ def run_command(arguments: list, cwd: Path = ROOT, timeout: float = 300) -> subp
         if "error: latencies vary too much" in err.read_text():
             pytest.skip("other programs disturb this machine too much to measure latencies")
         return subprocess.CompletedProcess(arguments, process.exitcode, out.read_text(), err.read_text())
+
+
+def wait_for(condition: Callable, process: subprocess.Popen | None = None, seconds: float = 180) -> None:
+    """Wait until condition() holds. Fails after `seconds`, or if the process ends before."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def run(name: str, *arguments, cwd: Path = ROOT) -> subprocess.CompletedProcess:

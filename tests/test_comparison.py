@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.pattern import interleaved
 from tests.making import COMPARISON, compare, write_comparison_yaml
-from tests.processes import ROOT
+from tests.processes import ROOT, wait_for
 
 GOOD = {"format": "par-comparison/2", "retrain": "r.yaml", "patterns": ["interleaved"]}
 
@@ -250,7 +249,7 @@ def test_a_killed_comparison_continues_and_a_failing_run_does_not_stop_the_other
     # Enough steps that the training is not finished when this test, on a busy machine, sees its first checkpoint.
     arguments = [path, "--run", run, "train.steps=1200", "train.checkpoint_every=20", "train.log_every=100"]
     process = start(*arguments)
-    wait_for((run / "runs" / "16-ada-1" / "checkpoint.pt").exists)
+    wait_for((run / "runs" / "16-ada-1" / "checkpoint.pt").exists, process)
     process.kill()
     process.communicate()
     wait_for(lambda: "stopped at step" in (run / "logs" / "16-ada-1.txt").read_text())
@@ -258,9 +257,8 @@ def test_a_killed_comparison_continues_and_a_failing_run_does_not_stop_the_other
     with (run / "runs" / "16-ada-1" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as a second process with this run folder would do
         done = compare(*arguments)
-    assert (
-        done.returncode == 1 and "1 of the runs failed; the others are reported: 16-ada-1: error: --run" in done.stderr
-    )
+    assert done.returncode == 1
+    assert "1 of the runs failed; the others are reported: 16-ada-1: error: --run" in done.stderr
     assert "[1/2] 16-ada-1 FAILED: error" in done.stdout and "[2/2] 16-ddd-1 finished" in done.stdout
     assert "| dense-only | ddd | " in done.stdout
     again = compare(*arguments)
@@ -273,7 +271,7 @@ def test_a_killed_comparison_continues_and_a_failing_run_does_not_stop_the_other
 def test_runs_save_on_ctrl_c_and_sigterm(number, tmp_path, small_yaml):
     path, run = write_comparison_yaml(tmp_path, small_yaml, **GIVEN), tmp_path / "run"
     process = start(path, "--run", run, "train.steps=5000")
-    wait_for((run / "runs" / "16-ada-1" / "checkpoint.pt").exists)
+    wait_for((run / "runs" / "16-ada-1" / "checkpoint.pt").exists, process)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "repeat the command to continue" in errors and len(errors.splitlines()) == 1
@@ -289,10 +287,3 @@ def test_visible_gpus_follow_cuda_visible_devices(small_config, monkeypatch):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
         assert visible_gpus(small_config("train.device=auto")) == gpus
         assert visible_gpus(small_config("train.device=cpu")) == []
-
-
-def wait_for(condition, seconds: float = 60.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)

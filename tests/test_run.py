@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import yaml
@@ -11,7 +10,7 @@ import yaml
 from nas.core.files import write_yaml
 from nas.core.pattern import abbreviate
 from nas.reporting.page import trained_networks
-from tests.processes import ROOT, refuse, run, succeed
+from tests.processes import ROOT, refuse, run, succeed, wait_for
 
 pytestmark = pytest.mark.slow
 OPTIONS = [
@@ -43,10 +42,7 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
     for made, number in (("search/trials/*/trial-*.yaml", signal.SIGINT), ("found/checkpoint.pt", signal.SIGKILL)):
         with errors.open("w") as file:
             process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=file)
-        until = time.monotonic() + 180
-        while not list(folder.glob(made)):
-            assert process.poll() is None and time.monotonic() < until
-            time.sleep(0.05)
+        wait_for(lambda made=made: list(folder.glob(made)), process)
         process.send_signal(number)
         process.wait()
         if number == signal.SIGINT:

@@ -4,7 +4,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import yaml
 from nas.core.files import write_yaml
 from nas.search import trials
 from tests.making import assert_same_state, make_retraining
-from tests.processes import ROOT, refuse, succeed
+from tests.processes import ROOT, refuse, succeed, wait_for
 
 OPTIONS = [
     *("search.method=trials", "data.tokenizer=bpe", "data.vocab_size=310", "search.vocab_size=[300,310]"),
@@ -40,10 +39,7 @@ def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_i
     begin = small_yaml, "--run", killed, *auto, f"data.source={text}"
     command = [sys.executable, "search.py", *begin, "model.dropout=0.3"]
     process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 60
-    while not list(killed.glob("trials/*/trial-*.yaml")):
-        assert process.poll() is None and time.monotonic() < until
-        time.sleep(0.05)
+    wait_for(lambda: list(killed.glob("trials/*/trial-*.yaml")), process)
     process.kill()
     process.wait()
     assert "already holds a run; add --resume" in refuse("search", *begin)
