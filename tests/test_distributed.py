@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -130,18 +131,26 @@ def rank_of(process: subprocess.Popen, rank: int) -> int:
     return next(int(pid) for pid in children if own in Path(f"/proc/{pid}/environ").read_bytes())
 
 
+def stop_early(folder, config, options, send: Callable) -> dict:
+    """Send a signal to two processes that search. They must tell it once. Returns their checkpoint."""
+    process = start(torchrun(2), SEARCH, config, "--run", folder, *options)
+    wait_for_step(folder, 20, process)
+    send(process)
+    _, errors = process.communicate(timeout=60)
+    assert errors.count("rerun the same command with --resume to continue") == 1
+    assert "terminate called" not in errors and "contact" not in errors
+    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
+    assert saved["step"] >= 20 and len(saved["random"]) == 2
+    return saved
+
+
 def test_a_stopped_run_resumes_with_another_number_of_processes(config, tmp_path):
     """Two processes stop on a signal, and one process resumes. The result equals that of a run without a stop."""
     options = ["train.steps=300", "train.log_every=20", "train.evaluate_every=0"]
     succeed(ALONE, SEARCH, config, "--run", tmp_path / "whole", *options)
     folder = tmp_path / "stopped"
-    process = start(torchrun(2), SEARCH, config, "--run", folder, *options)
-    wait_for_step(folder, 20, process)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert err.count("rerun the same command with --resume to continue") == 1 and "terminate called" not in err
-    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
-    assert 20 <= saved["step"] < 300 and len(saved["random"]) == 2
+    saved = stop_early(folder, config, options, lambda process: process.send_signal(signal.SIGTERM))
+    assert saved["step"] < 300
     shown = succeed(ALONE, SEARCH, config, "--run", folder, *options, "--resume")
     assert f"continuing from step {saved['step']} of 300" in shown and "1 thread, 1 process\n" in shown
     assert_same_run(tmp_path / "whole", folder, tolerance=1e-4)  # 300 steps let rounding grow
@@ -152,15 +161,10 @@ def test_two_processes_resume_exactly(small_yaml, tmp_path):
     options = ["train.steps=120", "train.log_every=10", "train.evaluate_every=0", "model.dropout=0.3"]
     succeed(torchrun(2), SEARCH, small_yaml, "--run", tmp_path / "whole", *options)
     folder = tmp_path / "stopped"
-    process = start(torchrun(2), SEARCH, small_yaml, "--run", folder, *options)
-    wait_for_step(folder, 20, process)
-    os.kill(rank_of(process, 1), signal.SIGTERM)  # a signal to one rank stops all ranks
-    _, err = process.communicate(timeout=60)
-    assert err.count("rerun the same command with --resume to continue") == 1 and "contact" not in err
-    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
-    assert 20 <= saved["step"] < 120
+    # A signal to one rank stops all ranks.
+    saved = stop_early(folder, small_yaml, options, lambda process: os.kill(rank_of(process, 1), signal.SIGTERM))
     first, second = saved["random"]
-    assert not torch.equal(first["cpu"], second["cpu"])
+    assert saved["step"] < 120 and not torch.equal(first["cpu"], second["cpu"])
     assert "random numbers" not in succeed(torchrun(2), SEARCH, small_yaml, "--run", folder, *options, "--resume")
     for name in ("metrics.jsonl", "pi.jsonl"):
         assert read_jsonl(folder / name) == read_jsonl(tmp_path / "whole" / name)
