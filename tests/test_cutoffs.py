@@ -86,6 +86,7 @@ def test_the_command_takes_counts_in_any_order(tmp_path):
     assert f": {least:,.1f}; uncut {uncut:,.1f}" in costs and cutoffs == f"cutoffs: {expected}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [
