@@ -148,11 +148,7 @@ def make_retraining(config, pattern, corpus=None, until=None):
 
 
 def losses_of(stage, config) -> list[float]:
-    phase = (
-        make_retraining(config, ["attention", "dense", "identity"])
-        if stage.startswith("retrain")
-        else make_search(config)
-    )
+    phase = make_retraining(config, NAMES) if stage.startswith("retrain") else make_search(config)
     losses = [phase.step(step)[0] for step in range(1, 16)]
     return [loss.item() for loss in losses if loss is not None]
 

@@ -1,7 +1,10 @@
 """Commands in separate processes, as users type them."""
 
 import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,9 +31,28 @@ def run_command(arguments: list, cwd: Path = ROOT, timeout: float = 300) -> subp
         return subprocess.CompletedProcess(arguments, process.exitcode, out.read_text(), err.read_text())
 
 
+def wait_for(condition: Callable, process: subprocess.Popen | None = None, seconds: float = 180) -> None:
+    """Wait until condition() holds. Fails after `seconds`, or if the process ends before."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def command_of(name: str, *arguments) -> list[str]:
+    """The arguments of Python that run a stage, such as `search`, or a module of nas, such as `generate`."""
+    return list(map(str, [*([ROOT / f"{name}.py"] if name in STAGES else ["-m", f"nas.{name}"]), *arguments]))
+
+
+def start(name: str, *arguments) -> subprocess.Popen:
+    """A running command, whose stderr is text."""
+    command = [sys.executable, *command_of(name, *arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
 def run(name: str, *arguments, cwd: Path = ROOT) -> subprocess.CompletedProcess:
-    """Run a stage, such as `search`, or a module of nas, such as `generate`."""
-    return run_command([*([ROOT / f"{name}.py"] if name in STAGES else ["-m", f"nas.{name}"]), *arguments], cwd)
+    return run_command(command_of(name, *arguments), cwd)
 
 
 def succeed(name: str, *arguments, **more) -> str:

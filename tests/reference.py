@@ -61,9 +61,8 @@ def attention(operation, context: Tensor, length: int, start: int, kind: str = "
     first = start + length - keys  # the place of the first key in the stream
 
     def sees(head, query, key):
-        return kind == "full" or first + key in set.union(
-            *sparse_sets(kind, near[0], far[0][1] if far else 0, first + query)
-        )
+        sets = [] if kind == "full" else sparse_sets(kind, near[0], far[0][1] if far else 0, first + query)
+        return kind == "full" or first + key in set.union(*sets)
 
     query = module.query(context[:, -length:]).view(len(context), length, heads, width)
     key, value = module.key_value(context).view(len(context), keys, key_heads, 2, width).unbind(dim=3)
@@ -101,11 +100,9 @@ def adaptive_probabilities(hidden: Tensor, layer) -> Tensor:
     columns = []
     for token in range(cluster_bounds[-1]):
         cluster = next(i for i in range(len(sizes)) if token < cluster_bounds[i + 1])
-        tables = (
-            layer.tables
-            if layer.tables is not None
-            else [layer.weight[a:b] for a, b in itertools.pairwise(cluster_bounds)]
-        )
+        tables = layer.tables
+        if tables is None:
+            tables = [layer.weight[a:b] for a, b in itertools.pairwise(cluster_bounds)]
         head_bias = layer.bias[: sizes[0] + len(sizes) - 1]
         head_scores = torch.cat([hidden @ tables[0].T, hidden @ layer.clusters.T], dim=1) + head_bias
         head = head_scores.exp() / head_scores.exp().sum(dim=1, keepdim=True)
@@ -135,15 +132,15 @@ def cheapest_cutoffs(counts, clusters: int, cost) -> float:
     """The lowest cost of any cutoffs. Tries all cutoffs. counts [N], descending."""
     words, total = len(counts), counts.sum() or 1.0
     cumulative = np.concatenate([[0.0], counts.cumsum()])
-    best = [math.inf] + [float(cost.head(j, clusters)) for j in range(1, words + 1)]
+    best = np.array([math.inf] + [float(cost.head(j, clusters)) for j in range(1, words + 1)])
     for index in range(1, clusters):
-        longer = [math.inf] * (words + 1)
+        longer = np.full(words + 1, math.inf)
         for j in range(index + 1, words + 1):
             starts = np.arange(index, j)
             tails = cost.tail(index, j - starts, (cumulative[j] - cumulative[starts]) / total)
-            longer[j] = float((np.array(best)[starts] + tails).min())
+            longer[j] = (best[starts] + tails).min()
         best = longer
-    return best[words]
+    return float(best[words])
 
 
 def gated_delta(query, key, value, log_decay, beta, state) -> tuple[Tensor, Tensor]:

@@ -1,18 +1,22 @@
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nas.core.pattern import abbreviate, interleaved, read_pattern
 from nas.costs.baselines import RULES, par, sandwich
+from tests.processes import ROOT
 
-PATTERNS = Path(__file__).parents[1] / "experiments" / "patterns"
+PATTERNS = ROOT / "experiments" / "patterns"
 
 
 def test_rules_for_32_blocks_are_the_published_patterns():
     for rule in RULES:
         assert RULES[rule](32) == read_pattern(PATTERNS / f"{rule}.yaml")["blocks"]
+    # s^k (sf)^(n-k) f^k with a sandwiching coefficient of 6, as in arXiv 1911.03864
+    assert abbreviate(sandwich(32)) == "a" * 6 + "ad" * 10 + "d" * 6
+    short = [abbreviate(RULES[rule](3)) for rule in ("attention-only", "dense-only", "interleaved")]
+    assert short == ["aaa", "ddd", "ada"]
 
 
 @pytest.mark.parametrize("blocks", range(1, 65))

@@ -15,14 +15,10 @@ from tests.processes import ROOT
 NOTEBOOK = ROOT / "experiments" / "notebook" / "par.ipynb"
 
 
-@pytest.fixture(scope="module")
-def throughput():
-    return load_script("bench/throughput")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["search_soft", "retrain_adadad", "retrain_adddad"])
-def test_flops_of_the_throughput_table_equal_those_of_a_step(name, throughput):
+def test_flops_of_the_throughput_table_equal_those_of_a_step(name):
+    throughput = load_script("bench/throughput")
     workload = throughput.Workload(name, 32, throughput.zipf_corpus(100_000), div_value=1)
     workload.turn()  # fills the memories
     with FlopCounterMode(display=False) as counter:
@@ -31,14 +27,10 @@ def test_flops_of_the_throughput_table_equal_those_of_a_step(name, throughput):
     assert counter.get_total_flops() / tokens == pytest.approx(workload.flops_per_token, rel=0.02)
 
 
-@pytest.fixture(scope="module")
-def quality():
-    return load_script("bench/quality")
-
-
 @pytest.mark.slow
-def test_recipes_are_compared_with_the_first_one(quality, small_yaml, tmp_path, monkeypatch, capsys):
+def test_recipes_are_compared_with_the_first_one(small_yaml, tmp_path, monkeypatch, capsys):
     """Each recipe trains once with each seed, and a training does not depend on the others."""
+    quality = load_script("bench/quality")
     monkeypatch.setattr(quality, "CONFIG", small_yaml)
     monkeypatch.setattr(quality, "ROUNDS", 2)
     recipes = ["", "train.muon_lr=0.001", "model.activation=gelu model.d_ffn=8x"]
@@ -93,7 +85,7 @@ def test_the_benchmark_of_generation_has_rates_of_both_commits_and_a_bound(monke
 @pytest.mark.slow
 def test_every_part_runs_and_prints_its_figures(tmp_path, text_folder):
     command = [sys.executable, ROOT / "experiments" / "bench" / "gpu.py", "--small", "--seconds", "0.1"]
-    options = [f"data.cache={tmp_path}", "train.device=cpu", "train.threads=1"]
+    options = [f"data.cache={tmp_path}", "train.device=cpu", "train.threads=1", "train.batch_size=2"]
     done = subprocess.run([*command, "--source", text_folder, *options], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -111,12 +103,12 @@ def test_the_notebook_is_committed_without_outputs():
 
 
 @pytest.mark.slow
-def test_the_notebook_runs_from_top_to_bottom(tmp_path):
+def test_the_notebook_runs_from_top_to_bottom(tmp_path, text_folder):
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     (settings,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
-    small = {"RUNS": str(tmp_path), "MINUTES": None, "BLOCKS": 3, "D_MODEL": 16, "VOCAB_SIZE": 500, "TOKENS": 8}
-    options = ["train.epochs=0.2", "search.vocab_size=[500]", "search.d_model=[16]", f"data.cache={tmp_path}"]
-    small |= {"OPTIONS": options, "TARGET": 0.95}
+    small = {"RUNS": str(tmp_path), "MINUTES": None, "BLOCKS": 3, "D_MODEL": 16, "VOCAB_SIZE": 310, "TOKENS": 8}
+    options = ["train.epochs=0.5", "train.segment=8", "search.vocab_size=[310]", "search.d_model=[16]"]
+    small |= {"OPTIONS": [*options, f"data.cache={tmp_path}"], "TEXT": str(text_folder), "TARGET": 0.95}
     settings.source += "".join(f"\n{name} = {value!r}" for name, value in small.items())
     where = {"metadata": {"path": NOTEBOOK.parent}}
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where).execute()

@@ -73,10 +73,8 @@ def test_four_stages_with_all_candidates_on_bytes(tmp_path, small_yaml):
     sizes = ["data.tokenizer=bytes", "train.segment=160", "train.memory=160", "train.batch_size=2", "train.steps=10"]
     sizes += ["model.init=depth_scaled", "model.activation=gelu", "model.recompute=true", "train.log_every=2"]
     search = tmp_path / "search"
-    shown = succeed(
-        "search", small_yaml, "--run", search, *sizes, f"search.operations=[{','.join(operations)}]",
-        "search.latency.source=measured",
-    )  # fmt: skip
+    own = f"search.operations=[{','.join(operations)}]", "search.latency.source=measured"
+    shown = succeed("search", small_yaml, "--run", search, *sizes, *own)
     assert all(f"\n{name} " in shown for name in operations)
     (table,) = yaml.safe_load((search / "latency.yaml").read_text())["tables"]
     assert set(table["blocks"]) == set(operations)
@@ -110,9 +108,8 @@ def test_bad_options_write_nothing(tmp_path, small_yaml, pattern):
     for bad in ("model.heads=3", "data.source=/nowhere", "data.tokenizer=wordpiece", "train.batch_size=9999"):
         refuse("search", small_yaml, "--run", folder, bad)
         refuse("retrain", pattern, small_yaml, "--run", folder, bad)
-    assert "must stay below the vocabulary size" in refuse(
-        "search", small_yaml, "--run", folder, "model.cutoffs=[9,99999]"
-    )
+    message = refuse("search", small_yaml, "--run", folder, "model.cutoffs=[9,99999]")
+    assert "must stay below the vocabulary size" in message
     assert "cannot read the pattern" in refuse("retrain", tmp_path / "none.yaml", small_yaml, "--run", folder)
     empty = tmp_path / "empty.yaml"
     empty.write_text("format: par-pattern/2\nblocks: [identity, identity]\n")
@@ -132,16 +129,15 @@ def test_bad_options_write_nothing(tmp_path, small_yaml, pattern):
 
 
 def test_runs_are_not_overwritten(searched, retrained, small_yaml, pattern):
-    before = (searched / "metrics.jsonl").read_bytes()
+    before = [(searched / name).read_bytes() for name in ("metrics.jsonl", "outcome.yaml")]
     assert "already holds a run; add --resume" in refuse("search", small_yaml, "--run", searched)
     resume = ["search", small_yaml, "--run", searched, "--resume"]
     assert "another configuration: train.lr" in refuse(*resume, "train.lr=1")
     assert "model.cutoffs ([] -> [" in refuse(*resume, "model.cutoffs=auto")
     assert "holds a search run" in refuse("retrain", pattern, small_yaml, "--run", searched, "--resume")
-    assert (searched / "metrics.jsonl").read_bytes() == before
     shown = succeed(*resume)  # a finished run does not change
     assert "next: python derive.py" in shown and "continuing" not in shown
-    assert (searched / "metrics.jsonl").read_bytes() == before
+    assert [(searched / name).read_bytes() for name in ("metrics.jsonl", "outcome.yaml")] == before
     before = (retrained / "metrics.jsonl").read_bytes(), (retrained / "results.yaml").read_bytes()
     assert "test: perplexity" in succeed("retrain", pattern, small_yaml, "--run", retrained, "--resume")
     after = (retrained / "metrics.jsonl").read_bytes(), (retrained / "results.yaml").read_bytes()
@@ -175,16 +171,15 @@ def test_auto_cutoffs_are_resolved_in_search_retrain_and_resumption(small_yaml, 
 def test_eval_only_at_other_lengths(retrained, small_yaml, pattern, tmp_path):
     before = (retrained / "results.yaml").read_bytes()
     lengths = ["evaluate.segment=5", "evaluate.memory=20"]
-    succeed("retrain", pattern, small_yaml, "--run", retrained, "--eval-only", *lengths)
+    again = "retrain", pattern, small_yaml, "--eval-only", "--run"
+    succeed(*again, retrained, *lengths)
     other = yaml.safe_load((retrained / "results-segment5-memory20.yaml").read_text())
     same = yaml.safe_load(before)
     assert (other["segment"], other["memory"]) == (5, 20)
     assert other["test"]["tokens"] == same["test"]["tokens"] and other["test"]["nll"] != same["test"]["nll"]
     assert (retrained / "results.yaml").read_bytes() == before
-    assert "another configuration: train.lr" in refuse(
-        "retrain", pattern, small_yaml, "--run", retrained, "--eval-only", "train.lr=1"
-    )
-    assert "holds no best.pt" in refuse("retrain", pattern, small_yaml, "--run", tmp_path / "none", "--eval-only")
+    assert "another configuration: train.lr" in refuse(*again, retrained, "train.lr=1")
+    assert "holds no best.pt" in refuse(*again, tmp_path / "none")
 
 
 def test_retrain_tells_which_sizes_differ_from_those_of_the_search(small_config, capsys):

@@ -5,10 +5,8 @@ import fcntl
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,24 +20,17 @@ from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.pattern import interleaved
 from tests.making import COMPARISON, compare, write_comparison_yaml
-from tests.processes import ROOT
-
-GOOD = {"format": "par-comparison/2", "retrain": "r.yaml", "patterns": ["interleaved"]}
+from tests.processes import start, wait_for
 
 
 @pytest.fixture
-def written(tmp_path):
-    def write(**changed) -> Path:
-        path = tmp_path / "comparison.yaml"
-        path.write_text(yaml.safe_dump({k: v for k, v in (GOOD | changed).items() if v is not None}))
-        return path
-
-    return write
+def written(tmp_path, small_yaml):
+    return partial(write_comparison_yaml, tmp_path, small_yaml)
 
 
 def test_paths_are_relative_to_the_file_and_the_command_line_wins(written, tmp_path):
     settings = read_settings(written(seeds=[4, 5], margin=0.02), {"seeds": [9]})
-    assert (settings.retrain, settings.seeds, settings.once) == (str(tmp_path / "r.yaml"), [9], [])
+    assert (settings.retrain, settings.seeds, settings.once) == (str(tmp_path / "small.yaml"), [9], [])
     assert (settings.margin, read_settings(written(), {}).margin) == (0.02, 0.01)
 
 
@@ -67,12 +58,11 @@ def test_a_wrong_file_gives_one_line(written, changed, words):
 
 
 @pytest.fixture
-def contenders(tmp_path, small_yaml):
+def contenders(written):
     """contenders(**changed keys of COMPARISON.yaml) -> (settings, contenders)"""
 
     def read(*overrides: str, **changed):
-        path = write_comparison_yaml(tmp_path, small_yaml, **changed)
-        settings = read_settings(path, {})
+        settings = read_settings(path := written(**changed), {})
         return settings, read_contenders(settings, path, list(overrides))
 
     return read
@@ -156,11 +146,6 @@ def test_latencies_are_measured_again_only_if_conditions_change(comparison, monk
 
 
 GIVEN = {"patterns": ["interleaved", "dense-only"], "seeds": [1]}
-
-
-def start(*arguments) -> subprocess.Popen:
-    command = [sys.executable, "-m", "nas.compare", *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
 def table(path: Path) -> list[dict]:
@@ -249,8 +234,8 @@ def test_a_killed_comparison_continues_and_a_failing_run_does_not_stop_the_other
     assert nothing.returncode == 2 and "holds no comparison yet" in nothing.stderr
     # Enough steps that the training is not finished when this test, on a busy machine, sees its first checkpoint.
     arguments = [path, "--run", run, "train.steps=1200", "train.checkpoint_every=20", "train.log_every=100"]
-    process = start(*arguments)
-    wait_for((run / "runs" / "16-ada-1" / "checkpoint.pt").exists)
+    process = start("compare", *arguments)
+    wait_for((run / "runs" / "16-ada-1" / "checkpoint.pt").exists, process)
     process.kill()
     process.communicate()
     wait_for(lambda: "stopped at step" in (run / "logs" / "16-ada-1.txt").read_text())
@@ -258,9 +243,8 @@ def test_a_killed_comparison_continues_and_a_failing_run_does_not_stop_the_other
     with (run / "runs" / "16-ada-1" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as a second process with this run folder would do
         done = compare(*arguments)
-    assert (
-        done.returncode == 1 and "1 of the runs failed; the others are reported: 16-ada-1: error: --run" in done.stderr
-    )
+    assert done.returncode == 1
+    assert "1 of the runs failed; the others are reported: 16-ada-1: error: --run" in done.stderr
     assert "[1/2] 16-ada-1 FAILED: error" in done.stdout and "[2/2] 16-ddd-1 finished" in done.stdout
     assert "| dense-only | ddd | " in done.stdout
     again = compare(*arguments)
@@ -272,8 +256,8 @@ def test_a_killed_comparison_continues_and_a_failing_run_does_not_stop_the_other
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_runs_save_on_ctrl_c_and_sigterm(number, tmp_path, small_yaml):
     path, run = write_comparison_yaml(tmp_path, small_yaml, **GIVEN), tmp_path / "run"
-    process = start(path, "--run", run, "train.steps=5000")
-    wait_for((run / "runs" / "16-ada-1" / "checkpoint.pt").exists)
+    process = start("compare", path, "--run", run, "train.steps=5000")
+    wait_for((run / "runs" / "16-ada-1" / "checkpoint.pt").exists, process)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "repeat the command to continue" in errors and len(errors.splitlines()) == 1
@@ -289,10 +273,3 @@ def test_visible_gpus_follow_cuda_visible_devices(small_config, monkeypatch):
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
         assert visible_gpus(small_config("train.device=auto")) == gpus
         assert visible_gpus(small_config("train.device=cpu")) == []
-
-
-def wait_for(condition, seconds: float = 60.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)

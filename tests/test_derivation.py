@@ -115,9 +115,8 @@ def test_seeds_of_different_searches_are_refused_with_the_difference():
     ):
         with pytest.raises(InputError, match=told):
             check_seeds([one, other])
-    (fraction,), (same,) = (
-        check_seeds([one, two(pi, **more)]) for more in ({"search": {"arch_fraction": 0.3}, "seed": 2}, {})
-    )
+    (fraction,) = check_seeds([one, two(pi, search={"arch_fraction": 0.3}, seed=2)])
+    (same,) = check_seeds([one, two(pi)])
     assert "search.arch_fraction is 0.3 in runs/two and 0.2 in runs/one" in fraction
     assert "has the same seed as runs/one" in same
 

@@ -1,6 +1,5 @@
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from nas.core.run_folder import cpu_info
 from nas.training import device
 from nas.training.device import choose_runtime
 from nas.training.optimizer import orthogonalise
+from tests.processes import ROOT
 
 
 def test_tiny_numbers_count_as_zero_on_all_threads():
@@ -19,7 +19,7 @@ def test_tiny_numbers_count_as_zero_on_all_threads():
         "runtime = set_up_device(1, TrainOptions(threads=2, device='cpu')); print(runtime.name, runtime.threads); "
         "x = torch.full((3_000_000,), 1e-39); print((x * 1.0).count_nonzero().item())"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.split("\n")[:2] == ["cpu 2", "0"], done.stderr
 
 

@@ -1,12 +1,12 @@
 """Several processes of one run, started by torchrun: results equal to those of one process, stops and failures."""
 
 import ast
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,14 @@ import torch
 import yaml
 
 from nas.core.errors import InputError
+from nas.core.files import read_jsonl, read_yaml
 from nas.training import distributed
-from tests.processes import ROOT, run_command
+from tests.processes import ROOT, run_command, wait_for
 
 pytestmark = pytest.mark.slow
 
 ALONE = None  # no launcher: one process
+SEARCH, RETRAIN = ROOT / "search.py", ROOT / "retrain.py"
 LONG = ["train.steps=4000", "train.log_every=40", "train.evaluate_every=0", "train.checkpoint_every=40"]
 
 
@@ -27,25 +29,23 @@ def torchrun(processes: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "--"]
 
 
-def start(launcher, script, *arguments) -> subprocess.Popen:
-    command = [*launcher, str(ROOT / f"{script}.py"), *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def start(launcher, program, *arguments) -> subprocess.Popen:
+    command, environment = [*launcher, str(program), *map(str, arguments)], {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def run(launcher, script, *arguments) -> tuple[int, str, str]:
+def run(launcher, program, *arguments) -> subprocess.CompletedProcess:
     if launcher is ALONE:
-        done = run_command([ROOT / f"{script}.py", *arguments])
-        return done.returncode, done.stdout, done.stderr
-    process = start(launcher, script, *arguments)
-    out, err = process.communicate(timeout=300)
-    return process.returncode, out, err
+        return run_command([program, *arguments])
+    process = start(launcher, program, *arguments)
+    out, errors = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
 
 
-def succeed(launcher, script, *arguments) -> str:
-    status, out, err = run(launcher, script, *arguments)
-    assert status == 0, err
-    return out
+def succeed(*command) -> str:
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -59,20 +59,13 @@ def config(tmp_path_factory, small_yaml) -> Path:
     return path
 
 
-def lines(run_folder: Path, name: str) -> list[dict]:
-    return [json.loads(line) for line in (run_folder / name).read_text().splitlines()]
-
-
 def assert_same_run(one: Path, two: Path, tolerance: float = 1e-5) -> None:
     """Assert that losses and pi are equal at every step, except for rounding."""
-    first, second = lines(one, "metrics.jsonl"), lines(two, "metrics.jsonl")
-    assert [(a["step"], a["split"], a["tokens"]) for a in first] == [
-        (b["step"], b["split"], b["tokens"]) for b in second
-    ]
-    for a, b in zip(first, second, strict=True):
+    for a, b in zip(*(read_jsonl(run / "metrics.jsonl") for run in (one, two)), strict=True):
+        assert [a[key] for key in ("step", "split", "tokens")] == [b[key] for key in ("step", "split", "tokens")]
         assert a["nll"] == pytest.approx(b["nll"], abs=tolerance), a["step"]
     if (one / "pi.jsonl").exists():
-        for a, b in zip(lines(one, "pi.jsonl"), lines(two, "pi.jsonl"), strict=True):
+        for a, b in zip(*(read_jsonl(run / "pi.jsonl") for run in (one, two)), strict=True):
             torch.testing.assert_close(torch.tensor(a["pi"]), torch.tensor(b["pi"]), rtol=0, atol=tolerance)
 
 
@@ -92,11 +85,11 @@ SEARCHES = {
 def test_a_search_on_two_or_four_processes_equals_that_on_one(options, config, tmp_path):
     alone = [option for option in options if not option.startswith("train.grad_accum_steps")]
     processes = 2 if options else 4
-    succeed(ALONE, "search", config, "--run", tmp_path / "one", *alone)
-    shown = succeed(torchrun(processes), "search", config, "--run", tmp_path / "several", *options)
+    succeed(ALONE, SEARCH, config, "--run", tmp_path / "one", *alone)
+    shown = succeed(torchrun(processes), SEARCH, config, "--run", tmp_path / "several", *options)
     assert shown.count("with the SuperNet's weights on valid: ") == 1
     assert_same_run(tmp_path / "one", tmp_path / "several")
-    assert yaml.safe_load((tmp_path / "several" / "provenance.yaml").read_text())["processes"] == processes
+    assert read_yaml(tmp_path / "several" / "provenance.yaml")["processes"] == processes
 
 
 @pytest.mark.parametrize(
@@ -115,23 +108,20 @@ def test_a_retraining_on_two_processes_equals_that_on_one(options, config, tmp_p
     """
     pattern = tmp_path / "pattern.yaml"
     pattern.write_text("format: par-pattern/2\nblocks: [linear, dense, window, attention]\n")
-    succeed(ALONE, "retrain", pattern, config, "--run", tmp_path / "one", *options)
-    succeed(torchrun(2), "retrain", pattern, config, "--run", tmp_path / "two", *options, "train.grad_accum_steps=2")
+    succeed(ALONE, RETRAIN, pattern, config, "--run", tmp_path / "one", *options)
+    succeed(torchrun(2), RETRAIN, pattern, config, "--run", tmp_path / "two", *options, "train.grad_accum_steps=2")
     assert_same_run(tmp_path / "one", tmp_path / "two")
-    one, two = (yaml.safe_load((tmp_path / name / "results.yaml").read_text()) for name in ("one", "two"))
+    one, two = (read_yaml(tmp_path / name / "results.yaml") for name in ("one", "two"))
     assert one["test"]["tokens"] == two["test"]["tokens"] and one["best_step"] == two["best_step"]
 
 
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
-    """Fails after three minutes: other work may slow the processes."""
-    for _ in range(1800):
-        logged = lines(folder, "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
-        if logged and logged[-1]["step"] >= step:
-            return
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
-    process.terminate()  # torchrun ends its processes too
-    raise AssertionError(f"no step {step} in three minutes: {process.communicate()}")
+    file = folder / "metrics.jsonl"
+    try:
+        wait_for(lambda: file.exists() and any(line["step"] >= step for line in read_jsonl(file)), process)
+    except AssertionError:
+        process.terminate()  # torchrun ends its processes too
+        raise
 
 
 def rank_of(process: subprocess.Popen, rank: int) -> int:
@@ -141,19 +131,27 @@ def rank_of(process: subprocess.Popen, rank: int) -> int:
     return next(int(pid) for pid in children if own in Path(f"/proc/{pid}/environ").read_bytes())
 
 
+def stop_early(folder, config, options, send: Callable) -> dict:
+    """Send a signal to two processes that search. They must tell it once. Returns their checkpoint."""
+    process = start(torchrun(2), SEARCH, config, "--run", folder, *options)
+    wait_for_step(folder, 20, process)
+    send(process)
+    _, errors = process.communicate(timeout=60)
+    assert errors.count("rerun the same command with --resume to continue") == 1
+    assert "terminate called" not in errors and "contact" not in errors
+    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
+    assert saved["step"] >= 20 and len(saved["random"]) == 2
+    return saved
+
+
 def test_a_stopped_run_resumes_with_another_number_of_processes(config, tmp_path):
     """Two processes stop on a signal, and one process resumes. The result equals that of a run without a stop."""
     options = ["train.steps=300", "train.log_every=20", "train.evaluate_every=0"]
-    succeed(ALONE, "search", config, "--run", tmp_path / "whole", *options)
+    succeed(ALONE, SEARCH, config, "--run", tmp_path / "whole", *options)
     folder = tmp_path / "stopped"
-    process = start(torchrun(2), "search", config, "--run", folder, *options)
-    wait_for_step(folder, 20, process)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert err.count("rerun the same command with --resume to continue") == 1 and "terminate called" not in err
-    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
-    assert 20 <= saved["step"] < 300 and len(saved["random"]) == 2
-    shown = succeed(ALONE, "search", config, "--run", folder, *options, "--resume")
+    saved = stop_early(folder, config, options, lambda process: process.send_signal(signal.SIGTERM))
+    assert saved["step"] < 300
+    shown = succeed(ALONE, SEARCH, config, "--run", folder, *options, "--resume")
     assert f"continuing from step {saved['step']} of 300" in shown and "1 thread, 1 process\n" in shown
     assert_same_run(tmp_path / "whole", folder, tolerance=1e-4)  # 300 steps let rounding grow
 
@@ -161,25 +159,20 @@ def test_a_stopped_run_resumes_with_another_number_of_processes(config, tmp_path
 def test_two_processes_resume_exactly(small_yaml, tmp_path):
     """With dropout, a run that was stopped and resumed is bit-identical to one that never stopped."""
     options = ["train.steps=120", "train.log_every=10", "train.evaluate_every=0", "model.dropout=0.3"]
-    succeed(torchrun(2), "search", small_yaml, "--run", tmp_path / "whole", *options)
+    succeed(torchrun(2), SEARCH, small_yaml, "--run", tmp_path / "whole", *options)
     folder = tmp_path / "stopped"
-    process = start(torchrun(2), "search", small_yaml, "--run", folder, *options)
-    wait_for_step(folder, 20, process)
-    os.kill(rank_of(process, 1), signal.SIGTERM)  # a signal to one rank stops all ranks
-    _, err = process.communicate(timeout=60)
-    assert err.count("rerun the same command with --resume to continue") == 1 and "contact" not in err
-    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
-    assert 20 <= saved["step"] < 120
+    # A signal to one rank stops all ranks.
+    saved = stop_early(folder, small_yaml, options, lambda process: os.kill(rank_of(process, 1), signal.SIGTERM))
     first, second = saved["random"]
-    assert not torch.equal(first["cpu"], second["cpu"])
-    assert "random numbers" not in succeed(torchrun(2), "search", small_yaml, "--run", folder, *options, "--resume")
-    assert lines(folder, "metrics.jsonl") == lines(tmp_path / "whole", "metrics.jsonl")
-    assert lines(folder, "pi.jsonl") == lines(tmp_path / "whole", "pi.jsonl")
+    assert saved["step"] < 120 and not torch.equal(first["cpu"], second["cpu"])
+    assert "random numbers" not in succeed(torchrun(2), SEARCH, small_yaml, "--run", folder, *options, "--resume")
+    for name in ("metrics.jsonl", "pi.jsonl"):
+        assert read_jsonl(folder / name) == read_jsonl(tmp_path / "whole" / name)
 
 
 def test_a_killed_process_ends_the_run_which_can_be_resumed(config, tmp_path):
     folder = tmp_path / "run"
-    process = start(torchrun(2), "search", config, "--run", folder, *LONG)
+    process = start(torchrun(2), SEARCH, config, "--run", folder, *LONG)
     wait_for_step(folder, 80, process)
     os.kill(rank_of(process, 1), signal.SIGKILL)
     begun = time.monotonic()
@@ -191,8 +184,11 @@ def test_a_killed_process_ends_the_run_which_can_be_resumed(config, tmp_path):
 
 
 def test_bad_input_is_reported_once_and_writes_nothing(config, tmp_path):
-    status, _, err = run(torchrun(3), "search", config, "--run", tmp_path / "run")
-    assert status == 1 and err.count("error: train.batch_size=4 must be a multiple of the 3 processes\n") == 1
+    done = run(torchrun(3), SEARCH, config, "--run", tmp_path / "run")
+    assert (
+        done.returncode == 1
+        and done.stderr.count("error: train.batch_size=4 must be a multiple of the 3 processes\n") == 1
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -210,8 +206,7 @@ def run_program(text: str, folder: Path, config="", **more) -> subprocess.Comple
     """Run a program on two ranks, with the names in braces replaced. Its search writes to folder / "run"."""
     names = {"root": str(ROOT), "config": str(config), "folder": str(folder / "run")}
     (folder / "program.py").write_text(text.format(**names, **more))
-    command, environment = [*torchrun(2), str(folder / "program.py")], {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return run(torchrun(2), folder / "program.py")
 
 
 BROKEN = """
@@ -236,7 +231,7 @@ def test_a_rank_that_differs_or_fails_ends_the_run(fault, config, tmp_path):
     """At step 20, the weights, the logits or the sampler of one rank change, or the rank fails."""
     process = run_program(HEAD + BROKEN, tmp_path, config, fault=fault)
     assert process.returncode == 1 and FAULTS[fault] in process.stderr, process.stderr
-    assert lines(tmp_path / "run", "metrics.jsonl")[-1]["step"] < 20
+    assert read_jsonl(tmp_path / "run" / "metrics.jsonl")[-1]["step"] < 20
 
 
 APART = """

@@ -3,14 +3,13 @@
 import re
 import shlex
 from functools import cache
-from pathlib import Path
 
 import pytest
 import yaml
 
 from nas.core.config import options
+from tests.processes import ROOT
 
-ROOT = Path(__file__).parents[1]
 FOLDERS = ("*.md", "docs/*.md", "experiments/**/*.md")
 MARKDOWN = sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in ROOT.glob(folder))
 GUIDES = ["README.md", *(name for name in MARKDOWN if name.startswith("docs/"))]

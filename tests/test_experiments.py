@@ -2,7 +2,6 @@ import json
 import math
 from collections import defaultdict
 from fnmatch import fnmatch
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,9 +16,9 @@ from nas.core.pattern import FORMAT as PATTERN_FORMAT
 from nas.core.pattern import read_pattern
 from nas.search.space import NetworkCosts
 from tests.making import load_script, results
+from tests.processes import ROOT
 
-EXPERIMENTS = Path(__file__).parents[1] / "experiments"
-FOLDERS = ["paper", "wikitext2-tensorflow"]
+EXPERIMENTS = ROOT / "experiments"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,7 @@ def test_every_yaml_loads(path):
         load_config(path, [])
 
 
-@pytest.mark.parametrize("name", ["frontier", "python"])
+@pytest.mark.parametrize("name", [pytest.param("frontier", marks=pytest.mark.slow), "python"])
 def test_a_table_of_the_frontier_is_repeated_by_its_networks(name, tmp_path, monkeypatch, capsys):
     opponents, report = load_script("frontier/opponents"), load_script("frontier/report")
     table = EXPERIMENTS / "frontier" / f"{name}.csv"
@@ -112,7 +111,7 @@ def test_named_networks_are_timed_relative_to_the_reference(text_folder, cache, 
 
 
 def test_search_and_retrain_of_an_experiment_share_text_and_sizes():
-    for name in FOLDERS:
+    for name in ("paper", "wikitext2-tensorflow"):
         search, retrain = (load_config(EXPERIMENTS / name / f"{stage}.yaml", []) for stage in ("search", "retrain"))
         assert search.data == retrain.data
         assert search.model.cutoffs == retrain.model.cutoffs

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections import Counter
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,8 +11,8 @@ import torch
 from models.operations.operation import BlockConfig, Segment
 from models.relative_attention import sinusoidal_encodings
 from nas.core.errors import InputError
-from nas.gumbel.gumbel_phase import gumbel, gumbel_like, relax, set_mixture, set_path, straight_through
-from tests.making import assert_same_state, generator, make_search, supernet_of
+from nas.gumbel.gumbel_phase import gumbel, gumbel_like, set_mixture, set_path, straight_through
+from tests.making import generator, make_search, supernet_of
 from tests.reference import expected_loss
 
 LOGITS = torch.tensor([[0.3, -0.4, 0.1], [1.2, 0.0, -0.7]], dtype=torch.float64)
@@ -34,38 +33,14 @@ def test_noise_is_finite_at_the_ends_and_over_many_draws_of_float64():
         gumbel(torch.rand(3))
 
 
-def test_soft_sample_gradients():
-    noise = gumbel_like(LOGITS, generator(0))
-    for temperature in (0.1, 1.0, 5.0):
-        assert torch.autograd.gradcheck(
-            partial(relax, noise=noise, temperature=temperature), LOGITS.clone().requires_grad_()
-        )
-
-
 def test_frequencies_of_hard_samples_follow_pi():
-    draws, source = 20_000, generator(1)
+    draws, source = 5_000, generator(1)
     paths = (straight_through(LOGITS, gumbel_like(LOGITS, source), 1.0)[0] for _ in range(draws))
     counts = Counter(map(tuple, paths))
     first, second = (draws**0.5 * LOGITS.softmax(dim=-1)).tolist()
     expected = {(i, j): first[i] * second[j] for i in range(3) for j in range(3)}
     chi_square = sum((counts[path] - count) ** 2 / count for path, count in expected.items())
     assert chi_square < 26.1  # 99.9% of a chi-square of 8 degrees of freedom
-
-
-def test_straight_through_gradient_is_the_closed_form():
-    """d gate_b / d logits = w_i (1[i = j] - w_j) / temperature for the chosen i, and the gate's value is 1."""
-    logits, temperature = LOGITS.clone().requires_grad_(), 0.7
-    noise = gumbel_like(logits, generator(2))
-    path, gates = straight_through(logits, noise, temperature)
-    weights = relax(logits, noise, temperature).detach()
-    assert path == (logits + noise).argmax(dim=-1).tolist()
-    for block, (choice, gate) in enumerate(zip(path, gates, strict=True)):
-        assert gate.item() == 1.0
-        (gradient,) = torch.autograd.grad(gate, logits, retain_graph=True)
-        chosen = weights[block, choice]
-        expected = torch.zeros_like(logits)
-        expected[block] = chosen * (torch.nn.functional.one_hot(torch.tensor(choice), 3) - weights[block]) / temperature
-        torch.testing.assert_close(gradient, expected)
 
 
 CONFIG = BlockConfig(d_model=8)
@@ -117,17 +92,13 @@ def test_a_path_runs_only_its_operations_and_equals_the_fixed_model():
             candidate.register_forward_hook(lambda *_, label=(index, name): ran.append(label))
     with_path = loss_along(supernet, [1, 0])
     assert ran == [(0, "dense"), (1, "attention")]
+    with_path.backward()  # operations that did not run get no gradient
+    for index, block in enumerate(supernet.blocks):
+        for name, candidate in zip(OPERATIONS, block.candidates, strict=True):
+            assert all((p.grad is not None) == ((index, name) in ran) for p in candidate.parameters())
     one_hot = torch.tensor([[0.0, 1, 0], [1, 0, 0]], dtype=torch.float64)
     set_mixture(supernet, one_hot)
     torch.testing.assert_close(supernet(*batch(), None, 4)[0].mean(), with_path)
-
-
-def test_operations_that_did_not_run_get_no_gradient():
-    supernet = small_supernet()
-    loss_along(supernet, [1, 2]).backward()
-    first, second = (block.candidates for block in supernet.blocks)
-    assert all(p.grad is not None for p in first[1].parameters())
-    assert all(p.grad is None for p in [*first[0].parameters(), *second[0].parameters(), *second[1].parameters()])
 
 
 def test_memory_is_kept_with_every_operation():
@@ -232,18 +203,29 @@ def test_samples_follow_pi(gumbel_phase, kind):
 @KINDS
 @pytest.mark.parametrize("temperature", [5.0, 0.05])
 def test_a_sample_has_the_gradient_of_the_softmax_at_its_temperature(gumbel_phase, kind, temperature):
-    """The derivative of weight i by logit j is w_i * ([i = j] - w_j) / temperature, and that of a gate the same."""
-    logits = gumbel_phase(*kind).logits
+    """The derivative of weight i by logit j is w_i * ([i = j] - w_j) / temperature, and that of a gate the same.
+
+    A gate is 1, and belongs to the likeliest operation.
+    """
+    phase = gumbel_phase(*kind)
+    logits = phase.logits
+    logits.values.data = torch.tensor([[0.3, -0.4, 0.1], [1.2, 0.0, -0.7], [0.5, 0.4, 0.2]])
     logits.generator.manual_seed(3)
     noise = gumbel_like(logits.values, logits.generator)
     logits.generator.manual_seed(3)
     sample = logits.sample(temperature, learn=True)
     assert torch.equal(sample, logits.gates) and logits.gates.requires_grad
-    weights = (noise[0] / temperature).softmax(dim=-1)
-    chosen = int(weights.argmax()) if kind else 0
-    (gradient,) = torch.autograd.grad(sample.flatten()[0], logits.values)
-    expected = weights[chosen] * (torch.eye(3)[chosen] - weights) / temperature
-    torch.testing.assert_close(gradient, torch.stack([expected, torch.zeros(3), torch.zeros(3)]))
+    weights = ((logits.values.detach() + noise) / temperature).softmax(dim=-1)
+    path, gates = weights.argmax(dim=-1).tolist(), sample.flatten()
+    logits.set_gates()
+    assert not kind or [block.choice[0] for block in phase.supernet.blocks] == [[one] for one in path]
+    torch.testing.assert_close(gates, torch.ones(3) if kind else weights.flatten())
+    for place, gate in enumerate(gates):
+        block, chosen = (place, path[place]) if kind else divmod(place, 3)
+        (gradient,) = torch.autograd.grad(gate, logits.values, retain_graph=True)
+        expected = torch.zeros(3, 3)
+        expected[block] = weights[block, chosen] * (torch.eye(3)[chosen] - weights[block]) / temperature
+        torch.testing.assert_close(gradient, expected)
 
 
 @KINDS
@@ -288,20 +270,6 @@ def test_evaluation_follows_the_argmax_path_without_noise(gumbel_phase):
     assert phase.evaluate(None, 0) == phase.evaluate(None, 0)
     assert [block.choice for block in phase.supernet.blocks] == [([1], None)] * 3
     assert phase.note() == "likeliest pattern ddd"
-
-
-@KINDS
-def test_the_state_is_complete(gumbel_phase, kind):
-    more = ["search.warmup_steps=1", "search.arch_fraction=0.5", "model.dropout=0", *kind]
-    whole, first, resumed = gumbel_phase(*more), gumbel_phase(*more), gumbel_phase("seed=9", *more)
-    for step in range(1, 11):
-        whole.step(step)
-    for step in range(1, 6):
-        first.step(step)
-    resumed.load_state_dict(first.state_dict())
-    for step in range(6, 11):
-        resumed.step(step)
-    assert_same_state(resumed.state_dict(), whole.state_dict())
 
 
 def test_wrong_options_and_gradients_are_refused(gumbel_phase):

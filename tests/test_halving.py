@@ -78,7 +78,7 @@ def known_search(small_config):
             tables[size, width] = CostTable(FLOPS, width * (5 + size / 1000), blocks)
         own = plain(2000, 64, 8)
         about = trials.config, tables, tables[2000, 64].cost(own.blocks)
-        drawn = itertools.islice(random_networks(*about, 0.75), 60 * len(tables))
+        drawn = itertools.islice(random_networks(*about, 0.75), 15 * len(tables))
         strategy = kind(trials, NetworkCosts(tables, own), 1.0, [*first_candidates(*about), *drawn])
         strategy.terms = terms
         return strategy
@@ -277,8 +277,9 @@ def test_a_chosen_network_that_was_better_before_the_end_is_told():
 def test_a_warm_up_that_reaches_beyond_the_first_trials_is_told(known_search, capsys):
     for warmup, told in ((384, False), (385, True)):
         strategy = known_search()
-        strategy.config.train.warmup_steps = warmup
-        successive_halving(strategy)
+        strategy.config.train.warmup_steps, strategy.propose = warmup, lambda count: []
+        with pytest.raises(RunError, match="no network is left"):
+            successive_halving(strategy)
         assert (f"the first trials have 500 steps, and the warm-up {warmup}" in capsys.readouterr().out) == told
 
 

@@ -17,7 +17,7 @@ import yaml
 from nas.core.errors import Interrupted, StopSignal
 from nas.core.run_folder import run_options
 from tests.making import assert_same_run
-from tests.processes import ROOT, refuse, succeed
+from tests.processes import ROOT, refuse, start, succeed, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -33,18 +33,13 @@ def test_damaged_and_foreign_checkpoints_are_refused(searched, small_yaml, tmp_p
 
 def kill_at_random(command, folder: Path, seconds: tuple[float, float], number=signal.SIGKILL) -> tuple[int, str]:
     """Start a command and end it at a random moment after it has begun to log. Returns its status and its stderr."""
-    stage, *arguments = command
-    process = subprocess.Popen(
-        [sys.executable, f"{stage}.py", *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    deadline = time.monotonic() + 120
-    while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    process = start(*command)
+    wait_for((folder / "metrics.jsonl").exists, process)
     time.sleep(random.uniform(*seconds))
     assert process.poll() is None, "the run ended before the signal; increase its steps"
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
-    return process.returncode, errors.decode()
+    return process.returncode, errors
 
 
 LONG = ["train.steps=700", "train.checkpoint_every=20", "train.evaluate_every=150", "train.log_every=7"]
@@ -61,10 +56,10 @@ def whole_search(tmp_path_factory, small_yaml) -> Path:
 
 @pytest.mark.parametrize("stage", ["search", "retrain"])
 def test_resume_after_kill_9_at_random_moments_is_exact(stage, tmp_path, small_yaml, pattern, request):
-    first = ["search"] if stage == "search" else ["retrain", str(pattern)]
+    first = [stage] if stage == "search" else [stage, pattern]
 
     def command(folder):
-        return [*first, str(small_yaml), *map(str, run_options(folder)), *LONG]
+        return [*first, small_yaml, *run_options(folder), *LONG]
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     if stage == "search":
@@ -106,8 +101,7 @@ def test_a_training_that_stops_at_a_step_goes_on_exactly(tmp_path, small_yaml, p
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path, small_yaml, number, whole_search):
     stopped, more = tmp_path / "stopped", [*LONG, "train.checkpoint_every=100000"]
-    command = ["search", str(small_yaml), "--run", str(stopped), *more]
-    status, errors = kill_at_random(command, stopped, (0.0, 0.3), number)
+    status, errors = kill_at_random(["search", small_yaml, "--run", stopped, *more], stopped, (0.0, 0.3), number)
     assert status == 130
     assert "progress is saved; rerun the same command with --resume to continue" in errors
     assert len(errors.strip().splitlines()) == 1
@@ -131,19 +125,13 @@ def test_an_early_ctrl_c_ends_a_command_and_the_server_that_still_imports(tmp_pa
     command = [sys.executable, "search.py", small_yaml, "--run", tmp_path / "run", *options]
     with (tmp_path / "out.txt").open("w") as out:
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, start_new_session=True)
-        until = time.monotonic() + 60
-        while "at first; trials take" not in (tmp_path / "out.txt").read_text():  # the server is the next
-            assert process.poll() is None and time.monotonic() < until
-            time.sleep(0.05)
+        shown = (tmp_path / "out.txt").read_text
+        wait_for(lambda: "at first; trials take" in shown(), process)  # the server is the next
         time.sleep(0.3)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(30) == 130
-    until = time.monotonic() + 60
-    while subprocess.run(["pgrep", "-s", str(process.pid)], stdout=subprocess.DEVNULL).returncode == 0:
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    shown = (tmp_path / "out.txt").read_text()
-    assert "interrupted; rerun the command" in shown and "Traceback" not in shown
+    wait_for(lambda: subprocess.run(["pgrep", "-s", str(process.pid)], stdout=subprocess.DEVNULL).returncode)
+    assert "interrupted; rerun the command" in shown() and "Traceback" not in shown()
 
 
 def test_rank_0_survives_the_sigterm_that_follows_an_interrupted_rank(monkeypatch):

@@ -64,15 +64,13 @@ def test_a_supernet_reads_the_memory_anew_and_trains_as_the_fixed_pattern_does()
     torch.manual_seed(1)
     supernet = supernet_of(3, [LINEAR, "dense"], CONFIG, VOCAB).double()
     set_path(supernet, [0, 1, 0])
-    fixed, index = build_pattern(sized([LINEAR, "dense", LINEAR]), CONFIG, VOCAB).double(), "010"
+    fixed = build_pattern(sized([LINEAR, "dense", LINEAR]), CONFIG, VOCAB).double()
     chosen = [block.candidates[place] for block, place in zip(supernet.blocks, [0, 1, 0], strict=True)]
     assert count_memory_blocks(chosen) == 2  # no state, which would limit evaluation to one row
     assert count_memory_blocks(fixed.blocks) is None
 
     def name_in_supernet(name):
-        return re.sub(
-            r"(blocks.)(.).operation", lambda found: f"{found[1]}{found[2]}.candidates.{index[int(found[2])]}", name
-        )
+        return re.sub(r"blocks.(.).operation", lambda found: f"blocks.{found[1]}.candidates.{found[1] == '1':d}", name)
 
     weights = supernet.state_dict()
     fixed.load_state_dict({name: weights[name_in_supernet(name)] for name in fixed.state_dict()})

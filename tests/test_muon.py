@@ -30,13 +30,10 @@ def test_orthogonalise_acts_on_the_singular_values_of_each_matrix(shape):
     np.testing.assert_allclose(orthogonalise(torch.from_numpy(matrices)).numpy(), expected, atol=1e-12)
 
 
-def test_singular_values_end_near_one():
+def test_singular_values_end_near_one_and_a_matrix_of_zeros_stays_zero():
     matrix = torch.randn(1, 40, 60, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     values = torch.linalg.svdvals(orthogonalise(matrix)[0])
     assert values.min() > 0.65 and values.max() < 1.21
-
-
-def test_a_matrix_of_zeros_stays_zero():
     assert not orthogonalise(torch.zeros(2, 3, 4)).any()
 
 
@@ -72,11 +69,8 @@ def test_a_step_that_is_not_finite_keeps_the_matrices():
         assert matrices[0].isfinite().all() and torch.equal(before, matrices[0]) == (number != 1.0)
 
 
-MUON = "train.optimizer=muon"
-
-
 def test_muon_trains_the_matrices_of_blocks_and_adamw_the_rest(small_config):
-    phase = make_retraining(small_config(MUON, "model.ngram_rows=[5]"), ["attention", "dense"])
+    phase = make_retraining(small_config("train.optimizer=muon", "model.ngram_rows=[5]"), ["attention", "dense"])
     optimizer, names = phase.train_weights.optimizer, {p: name for name, p in phase.model.named_parameters()}
     orthogonal = {names[p] for group in optimizer.muon.param_groups for p in group["params"]}
     others = {names[p] for group in optimizer.adam.param_groups for p in group["params"]}
@@ -86,7 +80,7 @@ def test_muon_trains_the_matrices_of_blocks_and_adamw_the_rest(small_config):
 
 
 def test_only_sampled_matrices_of_a_supernet_move(small_config):
-    phase = make_search(small_config(MUON, "search.sampling=hard"))  # step 1 trains the weights
+    phase = make_search(small_config("train.optimizer=muon", "search.sampling=hard"))  # step 1 trains the weights
     before = {name: p.detach().clone() for name, p in phase.supernet.named_parameters()}
     phase.step(1)
     moved = {name for name, p in phase.supernet.named_parameters() if not torch.equal(before[name], p)}

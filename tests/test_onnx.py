@@ -13,14 +13,17 @@ import pytest
 import torch
 
 from models.stream import Decoder, StreamModel
-from nas import load_model
+from nas import export, load_model
 from nas.core import errors
 from nas.core.errors import InputError, check_onnx
+from nas.core.files import read_yaml
 from nas.data.corpus import Corpus, prepare
 from nas.inference import onnx_graph
+from nas.inference.exporting import model_card
 from nas.inference.generation import Sampling
 from nas.inference.harness import Harness, generation_options, new_harness
-from nas.inference.onnx_graph import graph_reader, largest_difference, model_reader, stream_model, write_graph
+from nas.inference.onnx_graph import START, graph_reader, largest_difference, model_reader, stream_model, write_graph
+from nas.retraining.weights import GRAPH
 from nas.training.evaluation import token_nll
 from tests.making import BLOCKS as BLOCK_OF
 from tests.making import generator, streaming_model
@@ -79,14 +82,30 @@ def test_a_graph_equals_pytorch_for_any_rows_and_lengths(tmp_path, monkeypatch):
                 np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
 
 
+@pytest.fixture(scope="module")
+def graph(trained, tmp_path_factory):
+    out = tmp_path_factory.mktemp("graph") / "out"
+    succeed("export", trained["sentencepiece"], "--out", out, "--format", "onnx")
+    return out
+
+
 @pytest.mark.slow
-def test_the_command_writes_graphs_that_the_card_runs_and_that_have_the_figures_of_the_training(
-    trained, tmp_path, capsys
-):
-    out, model = tmp_path / "out", load_model(trained["words"], "cpu")
-    told = succeed("export", trained["words"], "--out", out, "--format", "onnx-int8")
+def test_graphs_run_by_the_card_and_have_the_figures_of_the_training(trained, graph, tmp_path, capsys, monkeypatch):
+    """The command for int8 begins with the graph that the one for float32 has written."""
+    out, model = tmp_path / "out", load_model(trained["sentencepiece"], "cpu")
+
+    def write_graph(model, folder):
+        for name in (GRAPH, START):
+            shutil.copy(graph / name, folder)
+        return 0.0
+
+    monkeypatch.setattr("nas.inference.exporting.write_graph", write_graph)
+    command = ["export", trained["sentencepiece"], "--out", out, "--format", "onnx-int8"]
+    monkeypatch.setattr("sys.argv", [*map(str, command)])
+    export.main()
+    told = capsys.readouterr().out
     assert "ONNX Runtime differs from PyTorch by at most" in told
-    judged = dict(re.findall(r"(float32|int8): word perplexity ([\d.]+) on valid", told))
+    judged = dict(re.findall(r"(float32|int8): word perplexity (\S+) on valid", told))
     corpus, reader = Corpus(prepare(model.config.data)), model_reader(stream_model(model)[0], 1)
     nll, meta = -reader.score(corpus.tokens("valid"))[0].sum(), corpus.meta["splits"]["valid"]
     expected = math.exp(nll / meta["words"])
@@ -96,7 +115,7 @@ def test_the_command_writes_graphs_that_the_card_runs_and_that_have_the_figures_
     assert f"- int8: word perplexity {judged['int8']} on valid" in card
     files = {path.name for path in out.iterdir()}
     assert files == {"model.onnx", "start.npz", "pattern.yaml", "pattern.png", "vocabulary", "README.md"}
-    (code,) = re.findall("```python\n(.*?)```", card, re.DOTALL)
+    code, _ = re.findall("```python\n(.*?)```", card, re.DOTALL)  # _ needs sentencepiece
     assert len(code.splitlines()) == 10
     exec(code.replace("FOLDER", str(out)), {})
     reader, tokens, drawn = graph_reader(out), np.array([[0, 1, 2]]), []
@@ -167,15 +186,11 @@ def test_a_missing_package_is_named(monkeypatch):
         check_onnx()
 
 
-@pytest.fixture(scope="module")
-def graph(trained, tmp_path_factory):
-    out = tmp_path_factory.mktemp("graph") / "out"
-    succeed("export", trained["sentencepiece"], "--out", out, "--format", "onnx")
-    return out
-
-
 @pytest.mark.slow
 def test_the_card_tells_how_a_text_becomes_tokens(trained, graph):
+    records = [read_yaml(trained["words"] / name) for name in ("results.yaml", "provenance.yaml")]
+    words = model_card(load_model(trained["words"]), *records, "onnx", [])
+    assert words.count("```python") == 1 and "the line of a word in `vocabulary/words.txt`" in words
     _, code = re.findall("```python\n(.*?)```", (graph / "README.md").read_text(), re.DOTALL)
     told, vocabulary = {}, load_model(trained["sentencepiece"]).tokenizer
     exec(code.replace("FOLDER", str(graph)), told)

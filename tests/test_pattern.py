@@ -1,6 +1,5 @@
 import random
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,6 @@ from nas.core.pattern import (
     abbreviate_network,
     expand,
     file_name,
-    interleaved,
     parse_block,
     read_pattern,
     resolve_block,
@@ -117,17 +115,3 @@ def test_a_missing_pattern_file_is_reported(tmp_path):
     (tmp_path / "pi.jsonl").touch()
     with pytest.raises(InputError, match=f"derive the pattern first: python derive.py {tmp_path}"):
         read_pattern(tmp_path / "pattern.yaml")
-
-
-def test_the_patterns_of_the_literature():
-    folder = Path(__file__).parents[1] / "experiments" / "patterns"
-    blocks = {path.stem: read_pattern(path)["blocks"] for path in folder.glob("*.yaml")}
-    assert {"interleaved", "sandwich", "par", "dense-only", "attention-only"} <= blocks.keys()
-    assert blocks["interleaved"] == interleaved(len(blocks["interleaved"]))
-    assert set(blocks["dense-only"]) == {"dense"} and set(blocks["attention-only"]) == {"attention"}
-    sandwich = abbreviate(blocks["sandwich"])
-    # s^k (sf)^(n-k) f^k: 32 blocks, sandwiching coefficient 6, as in arXiv 1911.03864
-    assert sandwich == "a" * 6 + "ad" * 10 + "d" * 6
-    par = abbreviate(blocks["par"])
-    assert len(par) == 32 and par[22:].count("a") == 0  # attention only in the first two thirds
-    assert par.count("a") == 32 // 5 or par.count("a") == -(-32 // 5)  # one block in five

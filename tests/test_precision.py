@@ -34,13 +34,7 @@ def errors(inputs, exact, fast, slow) -> list[tuple[float, float]]:
         return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(results, expected, strict=True)]
 
     expected = run(exact, torch.float64, False)
-    return list(
-        zip(
-            relative_errors(run(fast, torch.float32, True)),
-            relative_errors(run(slow, torch.float32, True)),
-            strict=True,
-        )
-    )
+    return list(zip(*(relative_errors(run(function, torch.float32, True)) for function in (fast, slow)), strict=True))
 
 
 def assert_as_good(pairs, factor=1.5) -> None:

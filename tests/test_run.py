@@ -1,9 +1,6 @@
 """All stages in one command."""
 
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import yaml
@@ -11,7 +8,7 @@ import yaml
 from nas.core.files import write_yaml
 from nas.core.pattern import abbreviate
 from nas.reporting.page import trained_networks
-from tests.processes import ROOT, refuse, run, succeed
+from tests.processes import refuse, run, start, succeed, wait_for
 
 pytestmark = pytest.mark.slow
 OPTIONS = [
@@ -38,20 +35,13 @@ def check_report(folder, summary, percent):
 def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path, small_yaml):
     folder = tmp_path / "run"
     whole = small_yaml, "--run", folder, "--minutes", 3, *OPTIONS
-    command = [sys.executable, "-m", "nas.run", *map(str, whole)]
-    errors = tmp_path / "errors.txt"
     for made, number in (("search/trials/*/trial-*.yaml", signal.SIGINT), ("found/checkpoint.pt", signal.SIGKILL)):
-        with errors.open("w") as file:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=file)
-        until = time.monotonic() + 180
-        while not list(folder.glob(made)):
-            assert process.poll() is None and time.monotonic() < until
-            time.sleep(0.05)
+        process = start("run", *whole)
+        wait_for(lambda made=made: list(folder.glob(made)), process)
         process.send_signal(number)
-        process.wait()
+        _, told = process.communicate()
         if number == signal.SIGINT:
             assert process.returncode == 130
-            told = errors.read_text()
             assert "progress is saved: repeat the command to continue" in told and "--resume" not in told
     plan = yaml.safe_load((folder / "run.yaml").read_text())
     assert 0.5 < plan["train"]["epochs"] <= 3 and plan["train"]["steps"] is None
@@ -135,13 +125,10 @@ def test_too_few_minutes_and_a_strange_folder_are_refused(tmp_path, small_yaml):
     assert yaml.safe_load(estimate.read_text())["about"]["train"]["batch_size"] == 8  # but not for other options
     (tmp_path / "text").mkdir()
     for split in ("train", "valid", "test"):
-        (tmp_path / "text" / f"{split}.txt").write_text(
-            "a few words of a text that is too short , for any search\n" * 2
-        )
+        (tmp_path / "text" / f"{split}.txt").write_text("a few words of a text that is too short\n" * 3)
     short = f"data.source={tmp_path / 'text'}", "train.batch_size=32", "data.tokenizer=bytes", "data.vocab_size=null"
-    message = refuse(
-        "run", small_yaml, "--run", tmp_path / "short", "--minutes", 1, *OPTIONS, *short, "search.vocab_size=[]"
-    )
+    short = "--minutes", 1, *OPTIONS, *short, "search.vocab_size=[]"
+    message = refuse("run", small_yaml, "--run", tmp_path / "short", *short)
     assert "the train stream has" in message  # not the held-out one, which only the paper's method reads
     assert "tokens: too short for train.batch_size=32 rows of" in message
     (tmp_path / "nowhere").mkdir()

@@ -2,9 +2,6 @@
 
 import re
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,7 @@ import yaml
 from nas.core.files import write_yaml
 from nas.search import trials
 from tests.making import assert_same_state, make_retraining
-from tests.processes import ROOT, refuse, succeed
+from tests.processes import refuse, start, succeed, wait_for
 
 OPTIONS = [
     *("search.method=trials", "data.tokenizer=bpe", "data.vocab_size=310", "search.vocab_size=[300,310]"),
@@ -38,14 +35,10 @@ def test_a_search_repeats_its_choice_after_a_kill_and_its_network_goes_on_from_i
     assert 2 < choice["trainings"] < 3.51
     text, moved = shutil.copytree(text_folder, tmp_path / "text"), tmp_path / "moved"
     begin = small_yaml, "--run", killed, *auto, f"data.source={text}"
-    command = [sys.executable, "search.py", *begin, "model.dropout=0.3"]
-    process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 60
-    while not list(killed.glob("trials/*/trial-*.yaml")):
-        assert process.poll() is None and time.monotonic() < until
-        time.sleep(0.05)
+    process = start("search", *begin, "model.dropout=0.3")
+    wait_for(lambda: list(killed.glob("trials/*/trial-*.yaml")), process)
     process.kill()
-    process.wait()
+    process.communicate()
     assert "already holds a run; add --resume" in refuse("search", *begin)
     resume = "search", *begin, "--resume", f"data.source={text.rename(moved)}"
     changed = refuse(*resume, "train.lr=0.5", "search.latency.target=1")

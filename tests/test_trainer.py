@@ -103,10 +103,13 @@ def test_a_gradient_that_is_not_finite_changes_no_weight(small_config):
     assert torch.equal(before, phase.model.embedding.weight)
 
 
+HARD = "search.method=gumbel", "search.sampling=hard"
+
+
 @pytest.mark.parametrize(
     "more",
-    [[], ["search.method=gumbel"], ["search.method=gumbel", "search.sampling=hard", "search.split=shared"]],
-    ids=["weights", "gumbel", "gumbel, hard, shared"],
+    [[], ["search.method=gumbel"], [*HARD], [*HARD, "search.split=shared"]],
+    ids=["weights", "gumbel", "gumbel, hard", "gumbel, hard, shared"],
 )
 def test_a_resumed_run_equals_one_that_never_stopped(small_config, tmp_path, more):
     """Covers dropout, memories, place in the data, both optimizers, schedules, noise and the log window."""

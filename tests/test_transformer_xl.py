@@ -24,17 +24,13 @@ def stream(length, batch=2):
     return tokens[:, :-1], tokens[:, 1:]
 
 
-ALL = [*BLOCKS.values()]
+ALL, SPARSE = [*BLOCKS.values()], ["sparse_strided 5", "sparse_fixed 5"]
 STREAMS = {
     "attention": (["attention"], {}, sparse.DENSE_UP_TO),
     "pre": (ALL, {}, sparse.DENSE_UP_TO),
     "post": (ALL, {"norm": "post"}, sparse.DENSE_UP_TO),
     "grid": (ALL, {"relative": False}, sparse.DENSE_UP_TO),
-    "groups": (
-        ["sparse_strided 5", "sparse_fixed 5", "dense", "sparse_strided 5", "sparse_fixed 5", "window 5"],
-        {},
-        0,
-    ),
+    "groups": ([*SPARSE, "dense", *SPARSE, "window 5"], {}, 0),
 }
 
 
