@@ -72,17 +72,22 @@ def print_beside(runs: list[Path]) -> None:
 
 def print_results(results: dict) -> None:
     """Print the main metrics of results.yaml."""
-    print(f"pattern {abbreviate(results['pattern'])}, {results['parameters']:,} parameters")
-    flops, ratio = results["flops_per_token"], results["flops_ratio_to_interleaved"]
-    print(f"cost: {flops:,.0f} FLOPs per token, {ratio:.2f} of the interleaved pattern's")
+    network, mixture = results["network"], results["mixture"]
+    if network:
+        print(f"pattern {abbreviate(results['pattern'])}, {results['parameters']:,} parameters")
+        flops, ratio = results["flops_per_token"], results["flops_ratio_to_interleaved"]
+        print(f"cost: {flops:,.0f} FLOPs per token, {ratio:.2f} of the interleaved pattern's")
     for words in latency_report(results["latency"]):
         print(words)
-    for split in ("valid", "test"):
-        about = results[split]
-        words = f"{about['word_perplexity']:.2f} per word, " if about["word_perplexity_comparable"] else ""
-        lost = "" if words else " (no comparable word perplexity: the tokens lose words, or the data is not text)"
-        bits = f"{about['bits_per_byte']:.4f} bits per byte"
-        print(f"{split}: perplexity {about['perplexity']:.2f} per token, {words}{bits}{lost}")
+    parts = ", ".join(mixture["parts"]) if mixture else ""
+    for name, own in (("network alone", network), (f"mixture of {parts}", mixture and results)):
+        print(f"{name}:" if own else "", end="\n" if own else "")
+        for split in ("valid", "test") if own else ():
+            about = own[split]
+            words = f"{about['word_perplexity']:.2f} per word, " if about["word_perplexity_comparable"] else ""
+            lost = "" if words else " (no comparable word perplexity: the tokens lose words, or the data is not text)"
+            bits = f"{about['bits_per_byte']:.4f} bits per byte"
+            print(f"  {split}: perplexity {about['perplexity']:.2f} per token, {words}{bits}{lost}")
 
 
 def main() -> None:
@@ -124,7 +129,7 @@ def retrain(pattern_file: dict, config: Config, origin, run, runtime, arguments:
     from nas.core.run_folder import check_text, provenance
     from nas.data.corpus import Corpus, prepare
     from nas.data.vocabulary import VOCABULARY
-    from nas.retraining.phase import RetrainPhase, evaluate_best
+    from nas.retraining.phase import RetrainPhase, evaluate_best, evaluate_without_network
     from nas.retraining.weights import continue_trial, set_weights
     from nas.training.build import build_fixed
     from nas.training.distributed import first_on_each_node
@@ -139,18 +144,24 @@ def retrain(pattern_file: dict, config: Config, origin, run, runtime, arguments:
     given, config = config, resolve_auto(config, corpus)
     for line in auto_lines(given, config, corpus):
         print(line)
+    record = provenance(config, corpus.meta, runtime)
+    if not pattern_file["blocks"]:
+        run.start(config, record)
+        run.save(VOCABULARY, corpus.vocabulary)
+        results, mixture = evaluate_without_network(config, corpus)
+        finish(run, RESULTS, results, mixture)
+        return
     model = build_fixed(pattern_file["blocks"], config, corpus.vocab_size)
     if origin:
         set_weights(model, origin)
         print(f"starting from the weights of {origin.file}, with their vocabulary")
     phase = RetrainPhase(model, corpus, config, runtime, arguments.until)
-    record = provenance(config, corpus.meta, runtime)
 
     if arguments.eval_only:
         run.check_config(config)
         check_text(run.path, record)
-        results = evaluate_best(phase, run, pattern_file)
-        out = f"results-segment{results['segment']}-memory{results['memory']}.yaml"
+        results, _ = evaluate_best(phase, run, pattern_file)
+        mixture, out = None, f"results-segment{results['segment']}-memory{results['memory']}.yaml"
     else:
         run.start(config, record)
         run.save(VOCABULARY, corpus.vocabulary)
@@ -158,16 +169,28 @@ def retrain(pattern_file: dict, config: Config, origin, run, runtime, arguments:
         passes = passes_warning(config, corpus)
         for warning in filter(None, (passes, warmup_warning(config, phase.total_steps))):
             print(warning)
-        results, out = train(phase, run, pattern_file, arguments.until), RESULTS
-        if results is None:
+        out, found = RESULTS, train(phase, run, pattern_file, arguments.until)
+        if found is None:
             return
+        results, mixture = found
+    finish(run, out, results, mixture)
+
+
+def finish(run, out: str, results: dict, mixture) -> None:
+    """Write the mixture, if there is a new one, and then the results, and print them."""
+    from nas.mixture.mixture import MIXTURE
+
+    if mixture:
+        run.save(MIXTURE, mixture)
     run.write(out, results)
     print_results(results)
     print(f"written to {run.path / out}")
 
 
-def train(phase, run, pattern_file: dict, until: int | None) -> dict | None:
-    """Train to the end. Returns the content of results.yaml, or None if the training stops earlier, at step `until`."""
+def train(phase, run, pattern_file: dict, until: int | None) -> tuple | None:
+    """Train to the end. Returns the content of results.yaml and the new mixture, or None if the training stops earlier,
+    at step `until`.
+    """
     from nas.retraining.phase import BEST, evaluate_best
     from nas.training.distributed import barrier, broadcast_from_main
     from nas.training.trainer import Trainer
@@ -187,19 +210,16 @@ def train(phase, run, pattern_file: dict, until: int | None) -> dict | None:
         phase.evaluate(run, trainer.step)
         barrier()
     if finished and not lost:  # by an earlier call
-        results = read_yaml(run.path / RESULTS)
+        results, mixture = read_yaml(run.path / RESULTS), None
     else:
-        results = evaluate_best(phase, run, pattern_file) | {
-            "train_steps": trainer.step,
-            "train_tokens": trainer.tokens,
-            "wall_time_s": trainer.wall_seconds,
-            "train_tokens_per_s": trainer.tokens / trainer.train_seconds,
-        }
+        results, mixture = evaluate_best(phase, run, pattern_file)
+        results |= {"train_steps": trainer.step, "train_tokens": trainer.tokens, "wall_time_s": trainer.wall_seconds}
+        results["train_tokens_per_s"] = trainer.tokens / trainer.train_seconds
     if until:
-        write_trial(phase, run, trainer, results["valid"])
-    test = results["test"]  # written again, because restoring the checkpoint removed its line
+        write_trial(phase, run, trainer, results["network"]["valid"])
+    test = results["network"]["test"]  # written again, because restoring the checkpoint removed its line
     run.metrics(trainer.step, trainer.tokens, "test", test["nll_per_token"], evaluated_tokens=test["tokens"])
-    return results
+    return results, mixture
 
 
 def write_trial(phase, run, trainer, valid: dict) -> None:

@@ -54,7 +54,7 @@ def sized_blocks(blocks: list[str], d_model: int, keys: int = 0) -> list[tuple[s
 
 def spell_network(content: dict) -> str:
     """Pieces, width and blocks for a table. content: as Network.to_dict()."""
-    return f"{content['vocab_size']:,}, {content['d_model']}, `{abbreviate(content['blocks']) or 'no block'}`"
+    return f"{content['vocab_size']:,}, {content['d_model']}, `{abbreviate(content['blocks'])}`"
 
 
 def read_table(path: Path) -> list[dict[str, str]]:

@@ -42,8 +42,10 @@ class StreamModel(nn.Module):
             state |= {f"{name}_{index}": value for name, value in operation.begin(rows).items()}
         return state
 
-    def forward(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The log-probabilities of the next token after each position [B, L, V], and the state after the piece."""
+    def forward(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """The log-probabilities of the next token after each position [B, L, V], the inputs of the output layer
+        [B, L, D], which a mixture reads, and the state after the piece.
+        """
         states, start = [{} for _ in self.operations], state.get("start", 0)
         for key in state.keys() - {"start", "last"}:
             name, _, index = key.rpartition("_")
@@ -52,7 +54,7 @@ class StreamModel(nn.Module):
         after = {"start": start + tokens.shape[1], "last": last}
         after |= {f"{name}_{index}": value for index, own in enumerate(states) for name, value in own.items()}
         log_probabilities = self.model.head.log_probabilities(x.flatten(0, 1)).unflatten(0, tokens.shape)
-        return log_probabilities, {name: after[name] for name in state}
+        return log_probabilities, x, {name: after[name] for name in state}
 
     def read(
         self, tokens: Tensor, states: list[State], start: int | Tensor, last: Tensor | None
@@ -84,6 +86,7 @@ class Decoder:
         self.model, self.context, self.network = model, context, StreamModel(model, context)
         self.readers = [operation.Reader(operation) for operation in self.network.operations]
         self.offset, self.last = 0, None  # positions read so far; the last tokens, for n-grams
+        self.hidden: Tensor | None = None  # the input of the output layer [B, D] after the last position
 
     @torch.inference_mode()
     def read(self, tokens: Tensor) -> Tensor:
@@ -107,7 +110,7 @@ class Decoder:
             x, states, self.last = self.network.read(tokens, states, self.offset, self.last)
             x = x[:, -1]
             self.set_states(states)
-        self.offset += length
+        self.offset, self.hidden = self.offset + length, x
         return self.model.head.log_probabilities(x)
 
     def set_states(self, states: list) -> None:
@@ -146,7 +149,7 @@ def export_graph(network: StreamModel, file: Path, **about: int | str) -> None:
     """Write an ONNX graph. Needs onnx and onnxscript.
 
     Its inputs are `tokens` and the names of the state, in the order of start(), for any number of rows and tokens. The
-    outputs are log_probabilities, and next_NAME for each name. about: metadata of the graph.
+    outputs are log_probabilities, hidden, and next_NAME for each name. about: metadata of the graph.
     """
     state = network.start(2)
     # Sizes of 0 and 1 would become constants.
@@ -160,7 +163,7 @@ def export_graph(network: StreamModel, file: Path, **about: int | str) -> None:
             dynamo=True,
             verbose=False,
             input_names=["tokens", *state],
-            output_names=["log_probabilities", *(f"next_{name}" for name in state)],
+            output_names=["log_probabilities", "hidden", *(f"next_{name}" for name in state)],
             dynamic_shapes={"tokens": {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}}
             | {"state": dynamic_sizes(state)},
         )

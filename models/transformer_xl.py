@@ -177,6 +177,11 @@ class TransformerXL(nn.Module):
         Returns the nll of each target [B, L] in nats, and the memories for the next segment, of at most memory_length
         positions. If it is 0, nothing is remembered.
         """
+        hidden, memories = self.read(tokens, memories, memory_length)
+        return self.head(hidden.flatten(0, 1), targets.flatten()).view(targets.shape), memories
+
+    def read(self, tokens: Tensor, memories: Memories | None, memory_length: int) -> tuple[Tensor, Memories]:
+        """As forward(), but returns the inputs of the output layer [B, L, D] instead of the nll."""
         states, offset, last = memories or ([{}] * len(self.blocks), 0, None)
         rows, length = tokens.shape
         x, last = self.embed(tokens, offset, last)
@@ -189,8 +194,7 @@ class TransformerXL(nn.Module):
             recompute = self.recompute and torch.is_grad_enabled()
             x, state = checkpoint(block, *inputs, use_reentrant=False) if recompute else block(*inputs)
             extended.blocks.append(state if memory_length else {})
-        hidden = self.dropout(self.final_norm(x))
-        return self.head(hidden.flatten(0, 1), targets.flatten()).view(targets.shape), extended
+        return self.dropout(self.final_norm(x)), extended
 
     def encodings(self, count: int) -> Tensor | None:
         """Encodings [count, D] of the distances count - 1, ..., 0; None without relative positions."""

@@ -17,8 +17,11 @@ def main() -> None:
     parser = ArgumentParser("python -m nas.score", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN_DIR", type=Path, help="a training, or an exported folder")
     parser.add_argument("text", metavar="FILE", help="the text; - reads the standard input")
-    per_token = "print a JSON line per token: line, token, id, nll (null for the first)"
+    per_token = (
+        "print a JSON line per token: line, token, id, nll and, of a mixture, network_nll and part; null for the first"
+    )
     parser.add_argument("--per-token", action="store_true", help=per_token)
+    parser.add_argument("--lines", action="store_true", help="score each line by itself, as a text of its own")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     arguments = parser.parse_args()
     data = read_input(arguments.text)
@@ -26,14 +29,19 @@ def main() -> None:
     from nas import load_model
 
     model = load_model(arguments.run, arguments.device)
-    score = model.score(data)
+    score = model.score(data, arguments.lines)
     if not arguments.per_token:
         print(score)
         return
-    for line, token, nll in zip(score.line_of.tolist(), score.ids, score.nll.tolist(), strict=True):
+    for place, token in enumerate(score.ids):
         text = model.tokenizer.decode(token[None]).decode("utf-8", errors="replace")
-        known = None if math.isnan(nll) else nll
-        print(json.dumps({"line": line + 1, "token": text, "id": int(token), "nll": known}, ensure_ascii=False))
+        known = {"line": int(score.line_of[place]) + 1, "token": text, "id": int(token), "nll": score.nll[place]}
+        if score.network:
+            known["network_nll"] = score.network.nll[place]
+        if score.parts:
+            known["part"] = score.parts[int(score.shares[place].argmax())]
+        unknown = dict.fromkeys(known.keys() - {"line", "token", "id"}) if math.isnan(score.nll[place]) else {}
+        print(json.dumps(known | unknown, ensure_ascii=False))
 
 
 if __name__ == "__main__":

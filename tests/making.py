@@ -192,7 +192,8 @@ def results(perplexity: float, comparable: bool = True, ms: float = 10.0, letter
     }
     about = {"parameters": 100, "flops_per_token": 1000.0, "wall_time_s": 7200.0, "pattern": expand(letters)}
     valid, latency = split | {"word_perplexity": perplexity + 5}, {"ms_per_1000_bytes": ms}
-    return {"valid": valid, "test": split, **about, "latency": latency, "train_tokens_per_s": 1}
+    own = {"valid": valid, "test": split}
+    return own | {"network": own, "mixture": None, **about, "latency": latency, "train_tokens_per_s": 1}
 
 
 WIDE = "format: par-pattern/2\nd_model: 32\nheads: 4\nblocks: [attention, dense]\n"

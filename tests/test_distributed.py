@@ -269,7 +269,7 @@ with distributed.process_group(torch.device("cpu")):
     found = dict(
         gradients=[None if p.grad is None else sorted(set(p.grad.tolist())) for p in parameters],
         mean=distributed.all_reduce_mean(torch.tensor(float(me))).item(),
-        total=distributed.all_reduce_sum([me, 1.5]),
+        total=distributed.all_reduce_sum(torch.tensor([me, 1.5])).tolist(),
         any_of=[distributed.any_rank(me == 1), distributed.any_rank(False)],
         rows=None if rows is None else rows.tolist(),
         share=str(distributed.rank_rows(8, 2)),

@@ -11,6 +11,7 @@ PACKAGES = (
     "models",
     "nas.core",
     "nas.data",
+    "nas.mixture",
     "nas.training",
     "nas.costs",
     "nas.jobs",

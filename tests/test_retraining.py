@@ -98,7 +98,7 @@ def test_weights_are_chosen_on_valid_and_the_results_are_the_chosen_weights(smal
     with torch.no_grad():
         for parameter in phase.model.parameters():
             parameter.add_(1.0)  # as training after the best step would do
-    results = evaluate_best(phase, run, {})
+    results, _ = evaluate_best(phase, run, {})
     assert results["valid"]["nll_per_token"] == pytest.approx(valid[results["best_step"]], rel=1e-9)
     assert results["parameters"] == sum(parameter.numel() for parameter in phase.model.parameters())
     assert all(torch.equal(value, best["model"][key]) for key, value in phase.model.state_dict().items())

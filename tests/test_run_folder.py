@@ -78,7 +78,7 @@ def test_resuming_accepts_other_values_of_the_documented_options_only(tmp_path, 
     text = (Path(__file__).parents[1] / "docs" / "run-folder.md").read_text("utf-8")
     free = {*re.findall(r"`(\w+\.\w+)`", text.partition("Only these\n")[2].partition("A training also")[0])}
     searches = {key for key in options() if key.startswith("search.")} - {"search.latency.timing"}
-    evaluations = {key for key in options() if key.startswith("evaluate.")} | {"train.threads"}
+    evaluations = {key for key in options() if key.startswith(("evaluate.", "mixture."))} | {"train.threads"}
     config = small_config()
     for stage, marks, more in (
         ("search", (), set()),

@@ -164,7 +164,7 @@ def test_the_report_compares_the_networks_of_each_search_with_those_of_the_trial
         assert gumbel["p_ranks"] > 0.7 and gumbel["p"] is None  # one search found no network
         assert gumbel["searches"] == 4
     assert "| valid | trials | 3 of 3 | 100.0 | 1.0% | +0.0% |  |  |" in shown
-    assert "| gumbel | 4 | 900, 8, `no block` | none |  | 5 |" in shown
+    assert "| gumbel | 4 | 900, 8, `none` | none |  | 5 |" in shown
     assert "| trials | 2 | 900, 8, `d` | 101.0 | 101.0 | 5 |" in shown
 
 

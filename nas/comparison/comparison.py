@@ -80,7 +80,7 @@ class Comparison:
 
     def measure_latencies(self) -> None:
         """Write the latencies of all networks, unless all have been measured under the present conditions."""
-        networks = {contender.key: contender for contender in self.contenders}
+        networks = {contender.key: contender for contender in self.contenders if contender.blocks}
         runtime, before = choose_runtime(self.recipe.train), read_latencies(self.path)
         now = device_conditions(self.recipe, runtime) | {"batch": [*batch_shape(self.recipe)]}
         if before["holds_for"] == now and networks.keys() <= before["networks"].keys():
@@ -90,7 +90,8 @@ class Comparison:
         for key, contender in networks.items():
             corpus = Corpus(prepare(contender.config.data))
             models[key] = contender.blocks, resolve_auto(contender.config, corpus), corpus
-        times = {key: found["ms_per_1000_bytes"] for key, found in text_times(models, runtime, ROUNDS).items()}
+        times = text_times(models, runtime, ROUNDS) if models else {}
+        times = {key: found["ms_per_1000_bytes"] for key, found in times.items()}
         write_yaml(self.path / LATENCIES, {"networks": times, "holds_for": now})
 
 

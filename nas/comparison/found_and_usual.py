@@ -1,4 +1,4 @@
-"""The found network of nas.run beside the usual one: trainings, summary.yaml, and the last lines of the command."""
+"""The found network of nas.run beside the usual one and no network: trainings, summary.yaml, and the last lines."""
 
 from pathlib import Path
 
@@ -6,12 +6,14 @@ from nas.core.config import Config
 from nas.core.config_loading import REPORT, load_config, simplify
 from nas.core.errors import RunError
 from nas.core.files import read_yaml, write_yaml
+from nas.core.outcome import predictor_ms
 from nas.core.pattern import FORMAT, abbreviate, interleaved
 from nas.core.run_folder import (
     CHECKPOINT,
     CHOICE,
     CONFIG,
     FOUND,
+    NO_NETWORK,
     PATTERN,
     PLAN,
     RESULTS,
@@ -35,6 +37,8 @@ from nas.search.strategy import EQUAL_LOSS
 from nas.training.device import set_up_device
 from nas.training.passes import resolve_auto
 
+QUALITY = "bits_per_byte", "word_perplexity", "word_perplexity_comparable"
+
 
 def usual_blocks(folder: Path, plan: Config) -> list[str] | None:
     """The blocks of the deepest interleaved network within the budget; None if there is none."""
@@ -44,14 +48,18 @@ def usual_blocks(folder: Path, plan: Config) -> list[str] | None:
 
 
 def train_networks(folder: Path, plan: Config) -> None:
-    """Train the found network, from its trial on, and the usual one, side by side if there are cores."""
+    """Train the found network, from its trial on, and the usual one, side by side if there are cores; count without."""
     check_text(folder / SEARCH / TRIALS, data_digests(Corpus(prepare(plan.data)).meta))
     blocks, tasks = usual_blocks(folder, plan), []
     if not blocks:
         print("NOTICE: no interleaved network of the given sizes is within the budget; the usual one has one block")
-    usual = {"format": FORMAT, "blocks": simplify(blocks or interleaved(1), plan, "interleaved")}
-    write_yaml(folder / f"{USUAL}.yaml", usual)
-    for name, pattern in ((FOUND, folder / SEARCH / PATTERN), (USUAL, folder / f"{USUAL}.yaml")):
+    patterns = {FOUND: folder / SEARCH / PATTERN}
+    for name, own in {USUAL: simplify(blocks or interleaved(1), plan, "interleaved"), NO_NETWORK: []}.items():
+        patterns[name] = folder / f"{name}.yaml"
+        write_yaml(patterns[name], {"format": FORMAT, "blocks": own})
+    if not plan.mixture.counts:
+        del patterns[NO_NETWORK]
+    for name, pattern in patterns.items():
         run, log = folder / name, folder / "logs" / f"{name}.txt"
         tasks.append(script_task(name, "retrain.py", [pattern, folder / PLAN, *run_options(run)], run / RESULTS, log))
         if (run / CHECKPOINT).exists() and not (run / BEST).exists():  # retrain.py writes it again
@@ -60,7 +68,7 @@ def train_networks(folder: Path, plan: Config) -> None:
     if unfinished(tasks):
         print(f"training the {FOUND} and the {USUAL} network", flush=True)
     if failed := run_tasks(tasks, workers(set_up_device(plan.seed, plan.train))):
-        raise RunError("; ".join(f"the training of the {name} network failed: {why}" for name, why in failed.items()))
+        raise RunError("; ".join(f"the training {name} failed: {why}" for name, why in failed.items()))
 
 
 def summarize(folder: Path, plan: Config) -> dict:
@@ -75,13 +83,11 @@ def summarize(folder: Path, plan: Config) -> dict:
         results, config = read_yaml(folder / name / RESULTS), load_config(folder / name / CONFIG, [])
         valid[name] = results["valid"]["bits_per_byte"]
         networks[name] = results["pattern"], config, Corpus(prepare(config.data))
-        summary[name] = {
-            "vocab_size": networks[name][2].vocab_size,
-            "d_model": config.model.d_model,
-            "blocks": results["pattern"],
-            "dropout": config.model.dropout,
-            **{key: results["test"][key] for key in ("bits_per_byte", "word_perplexity", "word_perplexity_comparable")},
-        }
+        about = {"vocab_size": networks[name][2].vocab_size, "d_model": config.model.d_model}
+        about |= {"blocks": results["pattern"], "dropout": config.model.dropout}
+        alone = {f"network_{key}": results["network"]["test"][key] for key in QUALITY}
+        mixture = {"mixture_ms_per_1000_bytes": (results["mixture"] or {}).get("ms_per_1000_bytes", 0.0)}
+        summary[name] = about | {key: results["test"][key] for key in QUALITY} | alone | mixture
     if (whole := interleaved(plan.model.blocks)) != networks[USUAL][0]:
         networks["reference"] = whole, resolve_auto(plan, corpus), corpus
     times = text_times(networks, runtime, ROUNDS, SECONDS)
@@ -89,6 +95,10 @@ def summarize(folder: Path, plan: Config) -> dict:
         own["ms_per_1000_bytes"] = times[name]["ms_per_1000_bytes"]
         own["time_ratio_to_usual"] = times[name]["ratio"]
         own["time_ratio_to_reference"] = times[name]["ratio"] / times.get("reference", times[USUAL])["ratio"]
+    if (counted := folder / NO_NETWORK / RESULTS).exists():
+        results = read_yaml(counted)
+        summary[NO_NETWORK] = {"ms_per_1000_bytes": predictor_ms(results)}
+        summary[NO_NETWORK] |= {key: results["test"][key] for key in QUALITY}
     better = (1 + EQUAL_LOSS) * valid[USUAL] < valid[FOUND] and usual_blocks(folder, plan)
     return summary | {"use": USUAL if better else FOUND}
 
@@ -99,11 +109,17 @@ def describe(folder: Path, plan: Config) -> str:
     found, usual = (summary[name] for name in (FOUND, USUAL))
     is_reference, timed = usual["blocks"] == interleaved(plan.model.blocks), choice["unit"].startswith("ms")
     bits, to_reference = found["bits_per_byte"] / usual["bits_per_byte"] - 1, found["time_ratio_to_reference"]
+    alone = found["network_bits_per_byte"] / usual["network_bits_per_byte"] - 1
     line = f"found against usual{' (the reference)' if is_reference else ''}: {bits:+.1%} bits per byte"
+    line += "" if found["bits_per_byte"] == found["network_bits_per_byte"] else f" (networks alone: {alone:+.1%})"
     line += f", at {found['time_ratio_to_usual']:.2f} of the time"
     line += "" if is_reference else f"; {to_reference:.2f} of the reference's time"
     line += f", and the budget is {choice['budget']:.3g}" if timed else ""
-    lines = [*(f"{name} network: {describe_network(summary[name])}" for name in (FOUND, USUAL)), line]
+    lines = [f"{name} network: {describe_network(summary[name])}" for name in (FOUND, USUAL)]
+    if NO_NETWORK in summary:
+        own = summary[NO_NETWORK]
+        lines.append(f"no network, cache and counts alone: {quality_of(own)}, {own['ms_per_1000_bytes']:.3g} ms")
+    lines.append(line)
     if table := plan.search.latency.table:
         lines.append(f"NOTICE: the budget counts costs of {table}; the times above are of this device")
     elif timed and to_reference > (1 + TOLERANCE) * choice["budget"]:
@@ -119,7 +135,15 @@ def describe_network(one: dict) -> str:
     """Sizes, quality and time. one: of summary.yaml."""
     sizes = f"{one['vocab_size']:,} pieces, width {one['d_model']}, {abbreviate(one['blocks'])}"
     sizes += f", dropout {one['dropout']:g}" if one["dropout"] else ""
-    quality = f"{one['bits_per_byte']:.4f} bits per byte on test"
-    if one["word_perplexity_comparable"]:
-        quality += f", word perplexity {one['word_perplexity']:,.1f}"
-    return f"{sizes}: {quality}, {one['ms_per_1000_bytes']:.3g} ms for 1,000 bytes"
+    alone = f"alone {quality_of(one, 'network_')}, {one['ms_per_1000_bytes']:.3g} ms for 1,000 bytes"
+    if one["bits_per_byte"] == one["network_bits_per_byte"]:
+        return f"{sizes}: {alone}"
+    more = f"with cache and counts {quality_of(one)}, {one['mixture_ms_per_1000_bytes']:.2g} ms more"
+    return f"{sizes}: {alone}; {more}"
+
+
+def quality_of(one: dict, prefix: str = "") -> str:
+    """Bits per byte and, if it is comparable, word perplexity on test. one: of summary.yaml."""
+    text = f"{one[f'{prefix}bits_per_byte']:.4f} bits per byte on test"
+    words = one[f"{prefix}word_perplexity_comparable"]
+    return text + (f", word perplexity {one[f'{prefix}word_perplexity']:,.1f}" if words else "")

@@ -13,6 +13,7 @@ import numpy as np
 from nas.comparison.spec import SETTINGS
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
+from nas.core.outcome import predictor_ms
 from nas.core.run_folder import PROVENANCE, RESULTS
 
 LATENCIES = "latencies.yaml"  # {"networks": {key: milliseconds for 1,000 bytes}, "holds_for": conditions}
@@ -51,7 +52,7 @@ class NetworkResult:
 
     name: str
     key: str  # the name of its network
-    runs: list[dict]  # the content of each run's results.yaml
+    runs: list[dict]  # the content of each run's results.yaml; its metrics are those of the mixture, if there is one
     latency: float  # milliseconds for 1,000 bytes of text
     ratio: float  # of its latency to that of the control
     vocab_size: int  # entries of its vocabulary
@@ -64,6 +65,12 @@ class NetworkResult:
     def values(self, metric: Metric, split: str = "test") -> np.ndarray:
         """The metric of each seed [S]."""
         return np.array([run[split][metric.key] for run in self.runs])
+
+    def network_values(self, metric: Metric) -> np.ndarray | None:
+        """The metric of the network alone on test [S]; None if it is the predictor, or if there is no network."""
+        if not all(run["network"] and run["mixture"] for run in self.runs):
+            return None
+        return np.array([run["network"]["test"][metric.key] for run in self.runs])
 
     def losses(self, metric: Metric) -> np.ndarray:
         """The loss of each seed [S] on test."""
@@ -92,7 +99,8 @@ def read_results(run: Path) -> list[NetworkResult]:
         folders = [path.parent for path in sorted(run.glob(f"runs/{key}-*/{RESULTS}"))]
         if folders:
             runs = [read_yaml(folder / RESULTS) for folder in folders]
-            ms = latencies.get(key, runs[0]["latency"]["ms_per_1000_bytes"])  # of its training, if not measured yet
+            measured = {"ms_per_1000_bytes": latencies[key]} if key in latencies else runs[0]["latency"]
+            ms = predictor_ms(runs[0] | {"latency": measured})
             ratio = ms / (results[0].latency if results else ms)
             size = read_yaml(folders[0] / PROVENANCE)["vocab_size"]
             results.append(NetworkResult(name, key, runs, ms, ratio, size, tuple(folders)))

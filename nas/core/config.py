@@ -76,7 +76,9 @@ Share, Dropout = Annotated[float, at_least(0), at_most(1)], Annotated[float, at_
 Multiple = Annotated[str, Rule("a multiple of d_model such as 4x", MULTIPLE.fullmatch)]
 RISING = Rule("{} of increasing whole numbers from 1, such as [250, 2500]", lambda ids: ids == sorted({*ids}))
 FEW = Rule(f"{{}} of up to {MOST_NGRAMS} whole numbers from 1", lambda rows: len(rows) <= MOST_NGRAMS)
+EIGHT = Rule("{}, at most 8", lambda orders: len(orders) <= 8)
 IMAGE = Rule("rows, columns and channels, such as [32, 32, 3], or []", lambda sizes: len(sizes) in (0, 3))
+Orders = Annotated[list[Count], Rule("{} of different whole numbers from 1, such as [1, 2, 3]", is_set), EIGHT]
 Grid = Annotated[list[Count], IMAGE]
 Operations = Annotated[list[Any], Rule("{} of operations, such as [attention, dense 8x]")]
 Vocabularies = Annotated[list[Two], Rule("{} of different numbers from 2, such as [2000, 4000]", is_set)]
@@ -221,6 +223,14 @@ class EvaluateOptions:
 
 
 @dataclass
+class MixtureOptions:
+    cache: Orders = option(
+        [1, 2, 3, 5], "cache of what followed the last n - 1 tokens of the stream, for each n; []: none"
+    )
+    counts: Annotated[Natural, at_most(8)] = option(5, "order of the n-gram counts of all training text; 0: none")
+
+
+@dataclass
 class Config:
     seed: Annotated[int, at_least(0), at_most(2**63 - 1)] = option(1, "of initialisation, dropout, sampling", SEEDS)
     data: DataOptions = section(DataOptions)
@@ -228,6 +238,7 @@ class Config:
     train: TrainOptions = section(TrainOptions)
     search: SearchOptions = section(SearchOptions, ONLY_SEARCH)
     evaluate: EvaluateOptions = section(EvaluateOptions, EVAL_ONLY, TRIAL)
+    mixture: MixtureOptions = section(MixtureOptions, EVAL_ONLY, TRIAL)
 
     @property
     def shape(self) -> Shape:

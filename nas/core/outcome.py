@@ -37,6 +37,12 @@ def print_outcome(run: RunFolder) -> None:
         run.say(f"next: python derive.py {run.path}; python animate.py {run.path}")
 
 
+def predictor_ms(results: dict) -> float:
+    """The measured milliseconds for 1,000 bytes of text: of the network, and of the mixture beside it."""
+    network, mixture = results["latency"].get("ms_per_1000_bytes", 0.0), results["mixture"] or {}
+    return network + mixture.get("ms_per_1000_bytes", 0.0)
+
+
 TIED_MARGIN = 1e-6  # smaller margins are ties
 MARGIN = 0.1  # smaller margins are undecided
 IDENTITY_SHARE = 0.5  # a larger share of blocks that choose identity causes a warning

@@ -29,9 +29,9 @@ def interleaved(blocks: int) -> list[str]:
 
 
 def abbreviate(blocks: list[str]) -> str:
-    """The short form of a pattern: `adad`, or with spaces between the blocks if one has sizes, `a d8x c d`."""
+    """The short form of a pattern: `adad`, with spaces between the blocks if one has sizes, `a d8x c d`, or `none`."""
     units = [unit_of(block) for block in blocks]
-    return ("" if all(len(unit) == 1 for unit in units) else " ").join(units)
+    return ("" if all(len(unit) == 1 for unit in units) else " ").join(units) or "none"
 
 
 def expand(short: str) -> list[str]:
@@ -49,7 +49,7 @@ def file_name(blocks: list[str]) -> str:
 
 def abbreviate_network(blocks: list[str]) -> str:
     """The short form without identity blocks. Patterns with equal short forms are the same network."""
-    return abbreviate([name for name in blocks if name != "identity"]) or "nothing"
+    return abbreviate([name for name in blocks if name != "identity"])
 
 
 def read_pattern(path: str | Path) -> dict:
@@ -86,8 +86,8 @@ def shape_options(content: dict) -> list[str]:
 
 def read_blocks(blocks, path: Path, key: str = "pattern") -> list[str]:
     """The blocks in their usual spelling. Raises InputError that names the file, the key or the block."""
-    if not isinstance(blocks, list) or not blocks:
-        raise InputError(f"{path}: `{key}` must be a list of at least one block, such as [attention, dense 8x]")
+    if not isinstance(blocks, list):
+        raise InputError(f"{path}: `{key}` must be a list of blocks, such as [attention, dense 8x]; []: no network")
     return [spell_block(*parse_block(entry, f"{path}: block {index}: ")) for index, entry in enumerate(blocks, start=1)]
 
 

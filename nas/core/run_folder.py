@@ -34,7 +34,7 @@ LATENCY = "latency.yaml"  # measured costs; search.method=gumbel uses those that
 FLOPS_TABLE = "flops.yaml"
 SUMMARY = "summary.yaml"  # of nas.run: the found and the usual network
 PLAN = "run.yaml"  # of nas.run: the configuration of all stages
-SEARCH, FOUND, USUAL = "search", "found", "usual"  # its folders
+SEARCH, FOUND, USUAL, NO_NETWORK = "search", "found", "usual", "no-network"  # its folders
 TRIALS, CHOICE = "trials", "trials/choice.yaml"  # the folder of the trials of a search, and what they chose
 
 

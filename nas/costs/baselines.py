@@ -56,6 +56,7 @@ RULES: dict[str, Callable[[int], list[str]]] = {
     "conv-attention": lambda blocks: hybrid(blocks, "conv", 2),
     "attention-only": lambda blocks: ["attention"] * blocks,
     "dense-only": lambda blocks: ["dense"] * blocks,
+    "no-network": lambda blocks: [],  # cache and counts alone
 }
 
 

@@ -124,7 +124,7 @@ class GraphWork:
         with torch.no_grad(), TemporaryDirectory() as folder:
             state = network.start(1)
             if memory:
-                _, state = network(tokens[:, :1].expand(-1, memory), state)
+                _, _, state = network(tokens[:, :1].expand(-1, memory), state)
             export_graph(network, file := Path(folder) / "model.onnx")
             self.session = open_graph(file, runtime.threads)
         self.inputs = {"tokens": tokens[:, :1].numpy(), **{name: value.numpy() for name, value in state.items()}}

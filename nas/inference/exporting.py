@@ -17,6 +17,7 @@ from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.inference.language_model import LanguageModel, load_model
 from nas.inference.onnx_graph import evaluate_graphs, graph_reader, quantize_graph, write_graph
+from nas.mixture.mixture import MIXTURE
 from nas.reporting.figures import pattern_strip
 from nas.retraining.weights import EXPORT_CONFIG, EXPORT_FORMAT, WEIGHTS, missing_training
 from nas.training.evaluation import evaluation_lengths
@@ -43,8 +44,11 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
         check_text(run, data_digests(corpus.meta))
     out.mkdir(parents=True, exist_ok=True)
     model.tokenizer.save(out / VOCABULARY)
+    if model.mixture:
+        model.mixture.save(out / MIXTURE)
     if form == "par":
-        weights = {name: parameter.detach().contiguous() for name, parameter in model.module.named_parameters()}
+        parameters = model.module.named_parameters() if model.module else ()
+        weights = {name: parameter.detach().contiguous() for name, parameter in parameters}
         with atomic_write(out / WEIGHTS) as file:
             file.write(save(weights))
         write_text(out / EXPORT_CONFIG, json.dumps(exported_config(model, sha256_of(out / WEIGHTS)), indent=2) + "\n")
@@ -61,7 +65,8 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
     own, shape = shape_of(flat_config(model.config)), model.config.shape
     sizes = {name: resolve_block(name, shape)[1] for name in dict.fromkeys(model.pattern)}  # defaults may be others
     write_yaml(out / PATTERN, {"format": FORMAT, **own, "blocks": model.pattern, "sizes": sizes})
-    pattern_strip(model.pattern, out / PICTURE)
+    if model.pattern:
+        pattern_strip(model.pattern, out / PICTURE)
     write_text(out / CARD, model_card(model, read_yaml(run / RESULTS), read_yaml(run / PROVENANCE), form, compared))
     return lines + compared
 

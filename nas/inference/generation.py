@@ -11,6 +11,7 @@ from models.stream import Decoder
 from models.transformer_xl import TransformerXL
 from nas.core.errors import InputError
 from nas.data.vocabulary import Vocabulary
+from nas.mixture.mixture import Mixture
 from nas.training.device import Runtime
 
 
@@ -77,38 +78,68 @@ class Sampling:
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # how a tokenizer decodes the first bytes of a character
 
 
-def generate_tokens(
-    model: TransformerXL,
-    runtime: Runtime,
-    lengths: tuple[int, int],
-    prompt: np.ndarray,
-    samples: int,
-    sampling: Sampling,
-    generator: torch.Generator,
-) -> Iterator[list[int]]:
-    """Read a prompt [tokens] once, and yield the next token of each sample without end.
+class Predictor:
+    """Predicts the next token of several samples, which continue one prompt [tokens], by network, mixture or both.
 
     lengths: segment and memory. The prompt is read in segments, as in an evaluation. Then attention sees the last
     segment + memory positions, the current one included. Without memory, the states of linear attention and
     convolutions, and n-grams, begin anew with each segment.
     """
-    segment, memory = lengths
-    decoder = Decoder(model, segment + memory)
 
-    def read(tokens: np.ndarray | Tensor) -> Tensor:
-        if not memory and decoder.offset % segment == 0:
-            decoder.restart(len(tokens))
-        with runtime.autocast(), runtime.disable_compile():
-            return decoder.read(torch.as_tensor(tokens, dtype=torch.int64, device=runtime.device))
+    def __init__(
+        self,
+        model: TransformerXL | None,
+        mixture: Mixture | None,
+        runtime: Runtime,
+        lengths: tuple[int, int],
+        prompt: np.ndarray,
+        samples: int,
+    ):
+        self.runtime, (self.segment, memory) = runtime, lengths
+        self.memory, self.log_p = memory, None
+        self.decoder = Decoder(model, self.segment + memory) if model else None
+        for start in range(0, len(prompt), self.segment) if model else ():
+            self.read_network(prompt[None, start : start + self.segment].astype(np.int64))
+        if model:
+            self.decoder.repeat(samples)
+            self.log_p = self.log_p.expand(samples, -1)
+        self.streams = []
+        if mixture:
+            first = mixture.start()
+            first.read(prompt)
+            self.streams = [first, *(first.copy() for _ in range(samples - 1))]
 
-    for start in range(0, len(prompt), segment):
-        log_p = read(prompt[None, start : start + segment].astype(np.int64))  # [1, V]
-    decoder.repeat(samples)
-    log_p = log_p.expand(samples, -1)
+    def read_network(self, tokens: np.ndarray | Tensor) -> None:
+        if not self.memory and self.decoder.offset % self.segment == 0:
+            self.decoder.restart(len(tokens))
+        with self.runtime.autocast(), self.runtime.disable_compile():
+            self.log_p = self.decoder.read(torch.as_tensor(tokens, dtype=torch.int64, device=self.runtime.device))
+
+    def predict(self) -> Tensor:
+        """The log-probabilities of the next token of each sample [samples, V]."""
+        if not self.streams:
+            return self.log_p
+        network = [(None, None)] * len(self.streams)
+        if self.decoder:
+            hidden = self.decoder.hidden.float().cpu().expand(len(self.streams), -1).numpy()
+            network = zip(self.log_p.float().cpu().numpy(), hidden, strict=True)
+        found = [stream.predict(*own) for stream, own in zip(self.streams, network, strict=True)]
+        return torch.from_numpy(np.stack(found)).log()
+
+    def read(self, tokens: Tensor) -> None:
+        """Read the next token of each sample [samples]."""
+        if self.decoder:
+            self.read_network(tokens[:, None])
+        for stream, token in zip(self.streams, tokens.numpy(), strict=False):
+            stream.read(token[None])
+
+
+def generate_tokens(predictor: Predictor, sampling: Sampling, generator: torch.Generator) -> Iterator[list[int]]:
+    """Yield the next token of each sample without end."""
     while True:
-        tokens = sampling.draw(log_p, generator)  # [samples]
+        tokens = sampling.draw(predictor.predict(), generator)  # [samples]
         yield tokens.tolist()
-        log_p = read(tokens[:, None])
+        predictor.read(tokens)
 
 
 class TextWriter:

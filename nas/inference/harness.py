@@ -15,7 +15,8 @@ from nas.core.errors import InputError
 from nas.data.vocabulary import VOCABULARY, Vocabulary
 from nas.inference.generation import Sampling, TextWriter
 from nas.inference.language_model import load_model
-from nas.inference.onnx_graph import graph_reader, model_reader, stream_model
+from nas.inference.onnx_graph import StreamReader, graph_reader, model_reader, stream_model
+from nas.mixture.mixture import load_mixture
 from nas.retraining.weights import GRAPH
 
 TOKENS = 256  # of generated text, if a task gives no number
@@ -28,8 +29,13 @@ class Harness:
     """
 
     def __init__(self, folder: Path):
-        is_graph = (folder / GRAPH).exists()
-        self.reader = graph_reader(folder) if is_graph else model_reader(*stream_model(load_model(folder, "cpu")))
+        if (folder / GRAPH).exists():
+            self.reader = graph_reader(folder, load_mixture(folder))
+        else:
+            model = load_model(folder, "cpu")
+            network = stream_model(model) if model.module else None
+            own = (None, {}, model.config.train.segment)
+            self.reader = model_reader(*network, model.mixture) if network else StreamReader(*own, model.mixture)
         self.vocabulary = Vocabulary.load(folder / VOCABULARY)
 
     def encode(self, text: str) -> np.ndarray:

@@ -3,7 +3,7 @@
 import io
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,8 @@ from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.data.sources import is_text
 from nas.data.vocabulary import VOCABULARY, Vocabulary, count_words, split_words
-from nas.inference.generation import Sampling, TextWriter, generate_tokens
+from nas.inference.generation import Predictor, Sampling, TextWriter, generate_tokens
+from nas.mixture.mixture import Mixture, load_mixture
 from nas.retraining.weights import read_trained, set_weights
 from nas.training.build import build_fixed
 from nas.training.device import Runtime, choose_runtime
@@ -30,46 +31,63 @@ class Score:
     lines: list[bytes]  # of the text, with their ends
     ids: np.ndarray  # [N], the tokens
     line_of: np.ndarray  # [N], the index of each token's line
-    nll: np.ndarray  # [N], in nats; NaN for the first token, which nothing predicts
+    nll: np.ndarray  # [N], in nats; NaN for the first token of a stream, which nothing predicts
     metrics: dict  # those of results.yaml, of the whole text
+    network: "Score | None" = None  # of the network alone, if this one is of a mixture
+    parts: list[str] = field(default_factory=list)  # of the mixture
+    shares: np.ndarray | None = None  # [N, P], of each token's probability, by part
 
     def line_nll(self) -> np.ndarray:
         """The summed nll of each line's tokens [lines], in nats."""
         return np.bincount(self.line_of, np.nan_to_num(self.nll), minlength=len(self.lines))
 
     def __repr__(self) -> str:
-        about, rows = self.metrics, [f"{'line':>6}{'tokens':>8}{'nll':>12}  text"]
+        rows = [f"{'line':>6}{'tokens':>8}{'nll':>12}  text"]
         counts = np.bincount(self.line_of, minlength=len(self.lines))
         for number, (line, count, nll) in enumerate(zip(self.lines, counts, self.line_nll(), strict=True), start=1):
             text = line.decode("utf-8", errors="replace").rstrip("\r\n")
             shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
             rows.append(f"{number:>6}{count:>8}{nll:>12.4f}  {shown}")
+        if self.network:
+            rows += ["", f"mixture of {', '.join(self.parts)}; the network alone has {self.network.quality()[-1]}"]
+        return "\n".join([*rows, *self.quality()])
+
+    def quality(self) -> list[str]:
+        """The lines of the metrics."""
+        about = self.metrics
         words = "no comparable word perplexity: the tokens do not keep the words"
         if about["word_perplexity_comparable"]:
             words = f"word perplexity {about['word_perplexity']:.4f}, {about['words']} words and line ends"
         compared = "" if about["bits_per_byte_comparable"] else " (not comparable: the tokens do not keep the text)"
-        rows += [
+        return [
             f"nll {about['nll']:.4f} in {about['tokens']} predicted tokens, {about['nll_per_token']:.4f} per token",
             f"perplexity {about['perplexity']:.4f} per token",
             words,
             f"bits per byte {about['bits_per_byte']:.4f}, {about['bytes']} bytes{compared}",
         ]
-        return "\n".join(rows)
 
 
-def score_text(data: bytes, module: TransformerXL, vocabulary: Vocabulary, config: Config, runtime: Runtime) -> Score:
+def score_text(data: bytes, model: "LanguageModel", by_line: bool = False) -> Score:
     """Score a text, with the segment, the memory and the batch size of the configuration.
 
-    Raises InputError if the text has fewer than two tokens, or if it is not UTF-8 and the tokens are not bytes.
+    by_line: each line is a stream of its own. Raises InputError if no stream has two tokens, or if the text is not
+    UTF-8 and the tokens are not bytes.
     """
-    lines = io.BytesIO(data).readlines()  # only a line feed ends a line
-    encoded = [vocabulary.encode(line) for line in lines]
+    lines, vocabulary, mixture = io.BytesIO(data).readlines(), model.tokenizer, model.mixture
+    encoded = [vocabulary.encode(line) for line in lines]  # only a line feed ends a line
     ids = np.concatenate([*encoded, np.empty(0, np.uint32)])
-    if len(ids) < 2:
-        raise InputError(f"the text has {len(ids)} tokens; scoring needs at least two")
     line_of = np.repeat(np.arange(len(lines)), [len(line) for line in encoded])
-    with runtime.autocast(), runtime.disable_compile():
-        nll = token_nll(module, ids, *reading_lengths(config, module.blocks), device=runtime.device)
+    streams = [line for line in encoded if len(line)] if by_line else [ids]
+    if max(map(len, streams), default=0) < 2:
+        raise InputError(f"the text has {len(ids)} tokens; scoring needs at least two in a stream")
+    parts = mixture.parts if mixture else []
+    network, mixed, shares = [], [], []
+    for stream in streams:
+        first, read = np.full(1, np.nan), model.read_network(stream)
+        network.append(np.append(first, read[0]) if read else np.full(len(stream), np.nan))
+        nll, share = mixture.mix(mixture.look(stream, *(read or (None, None)))) if mixture else (read[0], None)
+        mixed.append(np.append(first, nll))
+        shares.append(np.pad(share, ((1, 0), (0, 0))) if mixture else None)
     decoded = vocabulary.decode(ids)
     original = {
         "words": count_words(data),
@@ -77,19 +95,28 @@ def score_text(data: bytes, module: TransformerXL, vocabulary: Vocabulary, confi
         "lossless": vocabulary.keeps_text and decoded == data,
         "words_kept": vocabulary.keeps_text and is_text(data) and split_words(decoded) == split_words(data),
     }
-    metrics = text_metrics(float(nll.sum()), len(nll), original)
-    return Score(lines, ids, line_of, np.concatenate([[np.nan], nll]), metrics)
+
+    def score(nll: list[np.ndarray], **more) -> Score:
+        nll = np.concatenate(nll)
+        counted = int(np.isfinite(nll).sum())
+        return Score(lines, ids, line_of, nll, text_metrics(float(np.nansum(nll)), counted, original), **more)
+
+    if not mixture:
+        return score(mixed)
+    own = score(network) if model.module else None
+    return score(mixed, network=own, parts=parts, shares=np.concatenate(shares))
 
 
 @dataclass(frozen=True)
 class LanguageModel:
     """A trained model with its vocabulary."""
 
-    module: TransformerXL  # in evaluation mode, on the device
+    module: TransformerXL | None  # in evaluation mode, on the device; None: no network
     tokenizer: Vocabulary
     pattern: list[str]  # the operations of the blocks
     config: Config  # of its training
     runtime: Runtime
+    mixture: Mixture | None = None  # None: the network alone
 
     def generate(
         self,
@@ -124,8 +151,8 @@ class LanguageModel:
         generator = torch.Generator()
         generator.seed() if seed is None else generator.manual_seed(seed)
         writers = [TextWriter(self.tokenizer, ids) for _ in range(samples)]
-        lengths = evaluation_lengths(self.config)
-        drawn = generate_tokens(self.module, self.runtime, lengths, ids, samples, sampling, generator)
+        predictor = Predictor(self.module, self.mixture, self.runtime, evaluation_lengths(self.config), ids, samples)
+        drawn = generate_tokens(predictor, sampling, generator)
 
         def pieces() -> Iterator[list[bytes]]:
             for chosen in itertools.islice(drawn, tokens):
@@ -145,10 +172,19 @@ class LanguageModel:
             raise InputError("the prompt has no tokens, and the vocabulary has no line end; give another prompt")
         return np.array([self.tokenizer.line_end])
 
-    def score(self, text: str | bytes) -> Score:
-        """The nll of a text by the evaluation protocol, see nas.inference.language_model."""
-        data = text.encode("utf-8") if isinstance(text, str) else text
-        return score_text(data, self.module, self.tokenizer, self.config, self.runtime)
+    def read_network(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """What token_nll() returns for a stream; empty for a single token. None without a network."""
+        if not self.module:
+            return None
+        if len(tokens) < 2:
+            return np.empty(0), np.empty((0, self.module.d_model))
+        lengths = reading_lengths(self.config, self.module.blocks)
+        with self.runtime.autocast(), self.runtime.disable_compile():
+            return token_nll(self.module, tokens, *lengths, device=self.runtime.device)
+
+    def score(self, text: str | bytes, by_line: bool = False) -> Score:
+        """The nll of a text by the evaluation protocol. by_line: each line is a stream of its own."""
+        return score_text(text.encode("utf-8") if isinstance(text, str) else text, self, by_line)
 
 
 def load_model(path: str | Path, device: str = "auto") -> LanguageModel:
@@ -159,6 +195,8 @@ def load_model(path: str | Path, device: str = "auto") -> LanguageModel:
     trained = read_trained(Path(path))
     config = replace(trained.config, train=replace(trained.config.train, device=device, compile="never"))
     vocabulary, runtime = Vocabulary.load(Path(path) / VOCABULARY), choose_runtime(config.train)
-    module = build_fixed(trained.pattern, config, vocabulary.size)
-    set_weights(module, trained)
-    return LanguageModel(module.to(runtime.device).eval(), vocabulary, trained.pattern, config, runtime)
+    module = None
+    if trained.pattern:
+        module = build_fixed(trained.pattern, config, vocabulary.size).to(runtime.device).eval()
+        set_weights(module, trained)
+    return LanguageModel(module, vocabulary, trained.pattern, config, runtime, load_mixture(Path(path)))

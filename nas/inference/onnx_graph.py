@@ -14,6 +14,7 @@ from nas.data.corpus import Corpus
 from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE
 from nas.inference.language_model import LanguageModel
+from nas.mixture.mixture import Mixture
 from nas.retraining.weights import GRAPH
 from nas.training.evaluation import evaluation_lengths, text_metrics
 
@@ -23,23 +24,33 @@ CHECKED, LARGEST = 1000, 1e-3  # tokens, and the largest difference to PyTorch i
 
 
 class StreamReader:
-    """Reads a stream of one row, by a graph or by PyTorch.
+    """Reads a stream of one row, by a graph or by PyTorch, and with a mixture if there is one.
 
-    step: a function of tokens [1, L] and a state -> log-probabilities [1, L, V] after each token, and the next state.
-    first: the state of a stream that begins. segment: tokens that an evaluation reads at once.
+    step: a function of tokens [1, L] and a state -> log-probabilities [1, L, V] after each token, the inputs of the
+    output layer [1, L, D], and the next state; None: no network. first: the state of a stream that begins. segment:
+    tokens that an evaluation reads at once.
     """
 
-    def __init__(self, step: Callable, first: dict, segment: int):
-        self.step, self.first, self.segment = step, first, segment
+    def __init__(self, step: Callable | None, first: dict, segment: int, mixture: Mixture | None = None):
+        self.step, self.first, self.segment, self.mixture = step, first, segment, mixture
         self.restart()
 
     def restart(self) -> None:
-        self.state = self.first
+        self.state, self.stream = self.first, self.mixture and self.mixture.start()
 
     def read(self, tokens: np.ndarray) -> np.ndarray:
         """Read the next tokens [1, L]. Returns the log-probabilities after each of them [1, L, V]."""
-        log_p, self.state = self.step(tokens, self.state)
-        return log_p
+        network = [(None, None)] * tokens.size
+        if self.step:
+            log_p, hidden, self.state = self.step(tokens, self.state)
+            network = zip(log_p[0], hidden[0], strict=True)
+        if not self.stream:
+            return log_p
+        found = []
+        for token, own in zip(tokens[0], network, strict=True):
+            self.stream.read(token[None])
+            found.append(np.log(self.stream.predict(*own)))
+        return np.array([found])
 
     def score(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The log-probability of each of ids[1:] [N - 1], and whether it is the most probable token [N - 1].
@@ -64,7 +75,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {name: sha256_of(file) for name, file in files.items()}
 
 
-def graph_reader(folder: Path) -> StreamReader:
+def graph_reader(folder: Path, mixture: Mixture | None = None) -> StreamReader:
     """The reader of an exported graph, on one thread. Raises InputError if its files are not those of one export."""
     check_onnx("onnxruntime")
     try:
@@ -75,24 +86,24 @@ def graph_reader(folder: Path) -> StreamReader:
     if not own.items() <= about.items():
         raise InputError(f"{folder / GRAPH}, {START} and {VOCABULARY} are not of one export; export the run again")
 
-    outputs = ["log_probabilities", *(f"next_{name}" for name in first)]
+    outputs = ["log_probabilities", "hidden", *(f"next_{name}" for name in first)]
 
     def step(tokens: np.ndarray, state: dict) -> tuple[np.ndarray, dict]:
-        log_p, *after = session.run(outputs, {"tokens": tokens} | state)
-        return log_p, dict(zip(first, after, strict=True))
+        log_p, hidden, *after = session.run(outputs, {"tokens": tokens} | state)
+        return log_p, hidden, dict(zip(first, after, strict=True))
 
-    return StreamReader(step, first, int(about["segment"]))
+    return StreamReader(step, first, int(about["segment"]), mixture)
 
 
-def model_reader(network: StreamModel, segment: int) -> StreamReader:
+def model_reader(network: StreamModel, segment: int, mixture: Mixture | None = None) -> StreamReader:
     """The reader of a model, on the CPU."""
 
     @torch.inference_mode()
     def step(tokens: np.ndarray, state: dict) -> tuple[np.ndarray, dict]:
-        log_p, after = network(torch.from_numpy(tokens), state)
-        return log_p.numpy(), after
+        log_p, hidden, after = network(torch.from_numpy(tokens), state)
+        return log_p.numpy(), hidden.numpy(), after
 
-    return StreamReader(step, network.start(1), segment)
+    return StreamReader(step, network.start(1), segment, mixture)
 
 
 def stream_model(model: LanguageModel) -> tuple[StreamModel, int]:
@@ -101,6 +112,8 @@ def stream_model(model: LanguageModel) -> tuple[StreamModel, int]:
     Raises InputError if evaluation has no memory, or sees fewer than the three positions that an export needs.
     """
     segment, memory = evaluation_lengths(model.config)
+    if not model.module:
+        raise InputError("this model is a cache and counts without a network, so there is no graph to export")
     if not memory or segment + memory < 3:
         lengths = f"a segment of {segment} and a memory of {memory}"
         raise InputError(f"a stream needs memory, but evaluation has {lengths}; train with train.memory=2 or more")

@@ -41,6 +41,7 @@ def csv_records(result: NetworkResult) -> list[dict]:
         for split in ("valid", "test"):
             words = run[split]["word_perplexity"] if run[split]["word_perplexity_comparable"] else None
             record |= {f"{split}_word_perplexity": words, f"{split}_bits_per_byte": run[split]["bits_per_byte"]}
+            record |= {f"{split}_network_bits_per_byte": run["network"] and run["network"][split]["bits_per_byte"]}
         record |= {"parameters": run["parameters"], "flops_per_token": run["flops_per_token"]}
         record |= {"ms_per_1000_bytes": result.latency, "latency_ratio": result.ratio}
         records.append(record | {"train_hours": run["wall_time_s"] / 3600})
@@ -58,13 +59,23 @@ def csv_text(records: list[dict]) -> str:
 def table(results: list[NetworkResult]) -> tuple[list[str], list[list[str]]]:
     """The header, and the cells of each result: its name, its blocks, and figures."""
     metric = choose_metric(results)
-    header = ["name", "blocks", f"{metric.name}, test", "valid", "seeds", "ms for 1,000 bytes", f"of {results[0].name}"]
+    header = [
+        "name",
+        "blocks",
+        f"{metric.name}, test",
+        "valid",
+        "network alone, test",
+        "seeds",
+        "ms for 1,000 bytes",
+        f"of {results[0].name}",
+    ]
     rows = [
         [
             result.name,
             abbreviate(result.blocks),
             metric.format(result.values(metric)),
             metric.format(result.values(metric, "valid")),
+            "" if (alone := result.network_values(metric)) is None else metric.format(alone),
             str(len(result.runs)),
             f"{result.latency:.3g}",
             f"{result.ratio:.3f}",

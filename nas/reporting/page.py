@@ -118,8 +118,23 @@ def training_section(run: Path) -> dict:
         "shown": [blocks],
         "results": results,
         "latency": " ".join(latency_report(results["latency"])) if results else "",
+        **mixture_section(results),
         "curves": curves_uri(run),
     }
+
+
+def mixture_section(results: dict | None) -> dict:
+    """The figure of what each part gives, and the coloured tokens; empty without a mixture."""
+    if not results or not results["mixture"]:
+        return {}
+    colours, tokens = figures.PART_COLOURS, []
+    for text, part, p in results["mixture"]["sample"]:
+        strength = round(255 * (0.25 + 0.75 * p))  # of the colour
+        tokens.append((text, f"{colours[part.split()[0]]}{strength:02x}"))
+    used = {part.split()[0] for part in results["mixture"]["parts"]}
+    coloured = {"tokens": tokens, "colours": {name: colour for name, colour in colours.items() if name in used}}
+    gains = data_uri(figures.gains_figure, results) if results["network"] else None
+    return {"coloured": coloured, "gains": gains}
 
 
 def comparison_section(run: Path) -> dict:
@@ -152,9 +167,9 @@ def trained_networks(runs: list[Path], reference_cost: float) -> list[tuple[str,
         cost = found["latency"]["ms_per_1000_bytes"]
         if run.name in (run_folder.FOUND, run_folder.USUAL) and summary.exists():
             cost = read_yaml(summary)[run.name]["time_ratio_to_reference"] * reference_cost
-        if found["valid"]["word_perplexity_comparable"]:
+        if found["network"]["valid"]["word_perplexity_comparable"]:
             name = f"{run.name}: {abbreviate(found['pattern'])}"
-            trained.append((name, cost, found["valid"]["word_perplexity"]))
+            trained.append((name, cost, found["network"]["valid"]["word_perplexity"]))
     return trained
 
 

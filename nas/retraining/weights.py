@@ -15,6 +15,7 @@ from nas.core.pattern import abbreviate, describe_sizes, read_blocks
 from nas.core.run_folder import CHECKPOINT, CONFIG, DIGESTS, METRICS, OUTCOME, PROVENANCE, SUMMARY, RunFolder
 from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY
+from nas.mixture.mixture import MIXTURE
 from nas.retraining.phase import BEST
 from nas.training.distributed import is_main
 from nas.training.trainer import load_checkpoint
@@ -38,13 +39,16 @@ def read_trained(folder: Path) -> Trained:
     exported = (folder / WEIGHTS).exists()
     if (folder / OUTCOME).exists():
         raise InputError(f"{folder} is a search; derive its pattern and train it with retrain.py first")
-    if not exported and not (folder / BEST).exists():
+    alone = not exported and (folder / MIXTURE).exists() and read_yaml(folder / CONFIG).get("pattern") == []
+    if not exported and not alone and not (folder / BEST).exists():
         raise InputError(f"{folder} {missing_training(folder)}, or a folder of nas.export --format par")
     file = folder / (EXPORT_CONFIG if exported else CONFIG)
     content = read_yaml(file)
     if exported and content.get("format") != EXPORT_FORMAT:  # files of other programs have these names too
         raise InputError(f"{file} has format {content.get('format')!r}; this version reads {EXPORT_FORMAT!r}")
     config, pattern = load_config(file, []), read_blocks(content.get("pattern"), file)
+    if not pattern:
+        return Trained(config, pattern, {}, file)
     if not exported:
         return Trained(config, pattern, load_checkpoint(folder / BEST, "model")["model"], folder / BEST)
     if content.get("weights_sha256") != sha256_of(folder / WEIGHTS):

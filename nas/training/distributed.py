@@ -92,18 +92,16 @@ def all_reduce_mean(x: Tensor) -> Tensor:
     return total / world_size()
 
 
-def all_reduce_sum(numbers: list[float]) -> list[float]:
-    """The sum of each number over all ranks."""
-    if world_size() == 1:
-        return numbers
-    sums = torch.tensor(numbers, dtype=torch.float64)
-    dist.all_reduce(sums)
-    return sums.tolist()
+def all_reduce_sum(values: Tensor) -> Tensor:
+    """The sum of values on the CPU over all ranks, in place."""
+    if world_size() > 1:
+        dist.all_reduce(values)
+    return values
 
 
 def any_rank(flag: bool) -> bool:
     """Whether the flag is set on any rank."""
-    return all_reduce_sum([float(flag)])[0] > 0
+    return bool(all_reduce_sum(torch.tensor(float(flag))) > 0)
 
 
 def all_gather(value) -> list:

@@ -27,19 +27,23 @@ from nas.training.device import Runtime
 def total_nll(model: nn.Module, tokens: np.ndarray, *lengths, **more) -> tuple[float, int]:
     """The summed nll of tokens[1:] in nats, and their number, on all ranks. Arguments as those of read_stream()."""
     total, counted = 0.0, 0
-    for nll, _ in read_stream(model, tokens, *lengths, **more):
+    for nll, _, _ in read_stream(model, tokens, *lengths, **more):
         total += nll.double().sum().item()
         counted += len(nll)
-    total, counted = distributed.all_reduce_sum([total, counted])
+    total, counted = distributed.all_reduce_sum(torch.tensor([total, counted], dtype=torch.float64)).tolist()
     return total, int(counted)
 
 
-def token_nll(model: nn.Module, tokens: np.ndarray, *lengths, **more) -> np.ndarray:
-    """The nll [N - 1] of each of tokens[1:], in nats, in one process. The arguments are those of read_stream()."""
-    result = np.full(len(tokens), np.nan)
-    for nll, places in read_stream(model, tokens, *lengths, **more):
-        result[places.cpu().numpy()] = nll.double().cpu().numpy()
-    return result[1:]
+def token_nll(model: nn.Module, tokens: np.ndarray, *lengths, **more) -> tuple[np.ndarray, np.ndarray]:
+    """The nll [N - 1] of each of tokens[1:] in nats, and the inputs of the output layer before it [N - 1, D], on all
+    ranks. The arguments are those of read_stream().
+    """
+    found = torch.zeros(len(tokens), dtype=torch.float64)
+    states = torch.zeros(len(tokens), model.d_model)
+    for nll, hidden, places in read_stream(model, tokens, *lengths, **more):
+        places = places.cpu()
+        found[places], states[places] = nll.double().cpu(), hidden.float().cpu()
+    return tuple(distributed.all_reduce_sum(values)[1:].numpy() for values in (found, states))
 
 
 @torch.no_grad()
@@ -52,11 +56,12 @@ def read_stream(
     memory_blocks: int | None,
     period: int = 1,
     device: torch.device | str = "cpu",
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each step of the evaluation: the nll of the counted tokens [n] in nats, and their places in `tokens` [n].
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For each step of the evaluation: the nll of the counted tokens [n] in nats, the inputs of the output layer before
+    them [n, D], and their places in `tokens` [n].
 
-    model: as TransformerXL.forward. memory_blocks, period: those of count_memory_blocks() and period_of(). The ranks of
-    a run divide the rows. The model keeps its mode. Raises ValueError if there are fewer than two tokens.
+    model: has read() and head as TransformerXL. memory_blocks, period: of count_memory_blocks() and period_of(). The
+    ranks of a run divide the rows. The model keeps its mode. Raises ValueError if there are fewer than two tokens.
     """
     predictions = len(tokens) - 1
     if predictions < 1:
@@ -82,11 +87,13 @@ def read_stream(
     for step in range(warmup + per_row if len(own) else 0):
         places = (own[:, None] * per_row + step) * segment + offsets  # [rows, segment + 1]
         window = padded[places]
-        nll, memories = model(window[:, :-1], window[:, 1:], memories, memory)
+        hidden, memories = model.read(window[:, :-1], memories, memory)
+        hidden, targets = hidden.flatten(0, 1), window[:, 1:].flatten()
+        nll = model.head(hidden, targets)
         counts = places[:, 1:] <= predictions
         if step < warmup:
             counts &= own[:, None] == 0
-        yield nll[counts], places[:, 1:][counts]
+        yield nll[counts.flatten()], hidden[counts.flatten()], places[:, 1:][counts]
     model.train(was_training)
 
 

@@ -1,0 +1,191 @@
+"""The cache: for each order n, decayed counts of what followed the last n - 1 tokens in the stream so far (Kuhn and De
+Mori 1990, "A Cache-Based Natural Language Model for Speech Recognition"; Grave et al. 2017, arXiv 1612.04426).
+
+A count of age a has the weight decay ** a; every token of the stream is one step of age. An order gives a token its
+share of the counts of the present context. It has no vote if it has not seen the context, or if its stream has fewer
+than n - 1 tokens.
+
+Records of contexts and of their followers lie in one array, found by a hash table with open addressing. Counts are
+kept in units of the present weight, which grows by 1 / decay with each token, so that old ones need no work.
+"""
+
+import numpy as np
+from numba import njit
+
+DECAYS = {1: 0.998, 2: 0.9995, 3: 0.9998}  # by order
+LONG_DECAY = 0.9999  # of higher orders
+LARGEST = 1e200  # unit of counts
+FEATURES = 5  # of each order
+RECORD = np.dtype([("key", "u8"), ("count", "f8"), ("top", "f8"), ("link", "i4"), ("number", "i4")])
+ORDERS = 16  # the lowest bits of a key hold the index of its order
+
+
+class Cache:
+    """The decayed counts of one stream. orders: different numbers from 1.
+
+    The record of a context has the sum of its counts, the highest one (`top`), the index of its last new follower, and
+    their number. The record of a follower has its count, the index of the one before it, and its token.
+    """
+
+    def __init__(self, orders: list[int]):
+        self.orders = np.array(orders, dtype=np.int64)
+        self.decays = np.array([DECAYS.get(order, LONG_DECAY) for order in orders])
+        self.records, self.slots = np.zeros(1 << 10, RECORD), np.full(1 << 11, -1, np.int32)
+        self.units = np.ones(len(orders))
+        self.recent = np.zeros(max(orders, default=1), np.int64)  # the last tokens, the last one first
+        self.sizes = np.zeros(2, np.int64)  # records, and tokens that were read
+
+    def copy(self) -> "Cache":
+        other = Cache(self.orders.tolist())
+        for name in ("records", "slots", "units", "recent", "sizes"):
+            setattr(other, name, getattr(self, name).copy())
+        return other
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for the records of this number of tokens."""
+        needed, size = int(self.sizes[0]) + 2 * len(self.orders) * tokens, len(self.records)
+        if needed > size:
+            while size < needed:
+                size *= 2
+            self.records = np.concatenate([self.records, np.zeros(size - len(self.records), RECORD)])
+            self.slots = np.full(2 * size, -1, np.int32)
+            place_records(self.slots, self.records, self.sizes[0])
+
+    def read(self, tokens: np.ndarray, found: np.ndarray, features: np.ndarray) -> None:
+        """Predict each token [T] and read it. Writes the probabilities to found [T, orders], 0 without a vote, and what
+        was known before to features [T, orders * FEATURES].
+        """
+        self.reserve(len(tokens))
+        read_tokens(tokens, *self.arrays(), found, features)
+
+    def describe(self, features: np.ndarray) -> None:
+        """Write what is known of the next token to features [orders * FEATURES]."""
+        for index in range(len(self.orders)):
+            own = features[index * FEATURES : (index + 1) * FEATURES]
+            describe_context(*self.arrays(), index, own)
+
+    def add(self, weights: np.ndarray, out: np.ndarray) -> None:
+        """Add the distributions of the next token, times the weights [orders], to out [V]."""
+        add_followers(*self.arrays(), weights, out)
+
+    def arrays(self) -> tuple:
+        return self.orders, self.decays, self.records, self.slots, self.units, self.recent, self.sizes
+
+
+@njit(cache=True)
+def mix(key):
+    """Scatter the bits of a 64-bit number."""
+    key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return key ^ (key >> np.uint64(31))
+
+
+@njit(cache=True)
+def find(slots, records, key):
+    """The place of a key among the slots, or the free one for it."""
+    mask = np.uint64(len(slots) - 1)
+    place = (key >> np.uint64(4)) & mask
+    while slots[place] >= 0 and records[slots[place]].key != key:
+        place = (place + np.uint64(1)) & mask
+    return place
+
+
+@njit(cache=True)
+def place_records(slots, records, count):
+    for index in range(count):
+        slots[find(slots, records, records[index].key)] = index
+
+
+@njit(cache=True)
+def keyed(bits, index):
+    """A key of an order from scattered bits."""
+    return (mix(bits) & ~np.uint64(ORDERS - 1)) | np.uint64(index)
+
+
+@njit(cache=True)
+def context_key(order, index, recent):
+    bits = np.uint64(index + 1)
+    for place in range(order - 1):
+        bits = mix(bits * np.uint64(0x9E3779B97F4A7C15) + np.uint64(recent[place]))
+    return keyed(bits, index)
+
+
+@njit(cache=True)
+def find_context(orders, records, slots, recent, sizes, index):
+    """The key of the present context in an order, and its record; -1: none."""
+    key = context_key(orders[index], index, recent)
+    return key, slots[find(slots, records, key)] if sizes[1] >= orders[index] - 1 else -1
+
+
+@njit(cache=True)
+def describe_context(orders, decays, records, slots, units, recent, sizes, index, features):
+    """Whether an order has a vote, and if so the logarithms of the sum of its counts and of the number of followers,
+    and the share of the most frequent one, and its logarithm. Returns the key of the context, and its record.
+    """
+    key, record = find_context(orders, records, slots, recent, sizes, index)
+    features[:] = 0
+    if record >= 0 and records[record].count > 0:
+        own = records[record]
+        features[0], features[1] = 1, np.log(own.count / units[index] + 1e-6)
+        features[2], features[3] = np.log(float(own.number)), own.top / own.count
+        features[4] = np.log(features[3])
+    return key, record
+
+
+@njit(cache=True)
+def new_record(slots, records, sizes, key):
+    index = sizes[0]
+    records[index].key, records[index].count, records[index].top = key, 0.0, 0.0
+    records[index].link, records[index].number = -1, 0
+    slots[find(slots, records, key)] = index
+    sizes[0] += 1
+    return index
+
+
+@njit(cache=True)
+def read_tokens(tokens, orders, decays, records, slots, units, recent, sizes, found, features):
+    for place in range(len(tokens)):
+        token = tokens[place]
+        for index in range(len(orders)):
+            own = features[place, index * FEATURES : (index + 1) * FEATURES]
+            key, context = describe_context(orders, decays, records, slots, units, recent, sizes, index, own)
+            found[place, index] = 0.0
+            if sizes[1] < orders[index] - 1:
+                continue
+            if context < 0:
+                context = new_record(slots, records, sizes, key)
+            follower_key = keyed(key + np.uint64(token + 1) * np.uint64(0x9E3779B97F4A7C15), index)
+            follower = slots[find(slots, records, follower_key)]
+            if follower < 0:
+                follower = new_record(slots, records, sizes, follower_key)
+                records[follower].link, records[follower].number = records[context].link, token
+                records[context].link = follower
+                records[context].number += 1
+            elif own[0]:
+                found[place, index] = records[follower].count / records[context].count
+            records[follower].count += units[index]
+            records[context].count += units[index]
+            records[context].top = max(records[context].top, records[follower].count)
+        for index in range(len(orders)):
+            units[index] /= decays[index]
+            if units[index] > LARGEST:
+                for record in range(sizes[0]):
+                    if records[record].key & np.uint64(ORDERS - 1) == np.uint64(index):
+                        records[record].count /= units[index]
+                        records[record].top /= units[index]
+                units[index] = 1.0
+        for position in range(len(recent) - 1, 0, -1):
+            recent[position] = recent[position - 1]
+        recent[0] = token
+        sizes[1] += 1
+
+
+@njit(cache=True)
+def add_followers(orders, decays, records, slots, units, recent, sizes, weights, out):
+    for index in range(len(orders)):
+        _, context = find_context(orders, records, slots, recent, sizes, index)
+        if context >= 0 and records[context].count > 0:
+            factor, follower = weights[index] / records[context].count, records[context].link
+            while follower >= 0:
+                out[records[follower].number] += factor * records[follower].count
+                follower = records[follower].link

@@ -1,0 +1,54 @@
+"""The gate of a mixture: a linear softmax of features of what is known before the next token, over the parts that have
+a vote (a mixture of experts with fixed experts, Jacobs et al. 1991, "Adaptive Mixtures of Local Experts").
+
+N tokens, P parts, F features.
+"""
+
+import numpy as np
+from scipy.optimize import minimize
+
+PRIOR = (
+    0.5  # of the sum of squared weights for standardised features, in nats: each is drawn from a normal distribution
+)
+STEPS = 60  # of L-BFGS
+MOST_TOKENS = 100_000  # that a gate is fitted to
+SMALLEST = 1e-300
+
+
+def masked_softmax(logits: np.ndarray, votes: np.ndarray) -> np.ndarray:
+    """Weights [N, P] of the parts with a vote [N, P]."""
+    weights = np.where(votes, logits, -np.inf)
+    weights -= weights.max(axis=1, keepdims=True)
+    np.exp(weights, out=weights)
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights
+
+
+def penalised_loss(flat: np.ndarray, inputs: np.ndarray, p: np.ndarray, votes: np.ndarray) -> tuple[float, np.ndarray]:
+    """The mean nll of targets, with the penalty of the prior, and its gradient, at gate weights [F * P].
+
+    inputs [N, F]; p [N, P]: the probability of each target by each part; votes [N, P].
+    """
+    values = flat.reshape(inputs.shape[1], p.shape[1])
+    weights = masked_softmax(inputs @ values.astype(inputs.dtype), votes)
+    joint = weights * p
+    total = np.maximum(joint.sum(axis=1, keepdims=True), SMALLEST)
+    gradient = inputs.T @ (weights - joint / total).astype(inputs.dtype) + 2 * PRIOR * values
+    loss = PRIOR * (flat**2).sum() - np.log(total).sum(dtype=np.float64)
+    return loss / len(p), gradient.ravel().astype(np.float64) / len(p)
+
+
+def fit_gate(features: np.ndarray, p: np.ndarray, votes: np.ndarray) -> np.ndarray:
+    """The weights [F + 1, P] with the lowest penalised_loss() for standardised features. The last row is a bias.
+
+    features [N, F]: what is known before a target; p, votes: as there.
+    """
+    mean, deviation = features.mean(axis=0), features.std(axis=0)
+    scale = np.where(deviation > 1e-9, 1 / np.maximum(deviation, 1e-9), 0)
+    inputs = np.append((features - mean) * scale, np.ones((len(features), 1)), axis=1).astype(np.float32)
+    start, about = np.zeros(inputs.shape[1] * p.shape[1]), {"jac": True, "method": "L-BFGS-B"}
+    values = minimize(penalised_loss, start, (inputs, p, votes), options={"maxiter": STEPS}, **about).x
+    values = values.reshape(inputs.shape[1], p.shape[1])
+    values[:-1] *= scale[:, None]
+    values[-1] -= mean @ values[:-1]
+    return values

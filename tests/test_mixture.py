@@ -1,0 +1,235 @@
+"""The mixture of a network, a cache and counts, against slow references in float64."""
+
+import json
+import math
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.optimize import check_grad
+
+from nas import load_model
+from nas.core.config import MixtureOptions
+from nas.core.errors import InputError
+from nas.core.files import read_yaml
+from nas.data.corpus import Corpus, prepare
+from nas.mixture.cache import DECAYS, FEATURES, Cache
+from nas.mixture.counts import USUAL_DISCOUNTS, Counts, count_ngrams, counts_distribution, read_counts
+from nas.mixture.gate import masked_softmax, penalised_loss
+from nas.mixture.mixture import load_mixture, open_mixture
+from tests.processes import succeed
+
+V, ORDERS = 12, [1, 2, 3, 5]
+
+
+def random_stream(length: int, seed: int = 0) -> np.ndarray:
+    """Tokens that often repeat what stood 7 tokens before; some never occur."""
+    generator, tokens = np.random.default_rng(seed), []
+    for place in range(length):
+        again = place >= 7 and generator.random() < 0.6
+        tokens.append(tokens[-7] if again else int(generator.zipf(1.7)) % (V - 2))
+    return np.array(tokens)
+
+
+def kneser_ney(text: list[int], order: int):
+    """p(token | context), by the definition of Chen and Goodman (1998), section 3."""
+    grams = [Counter(tuple(text[i : i + n]) for i in range(len(text) - n + 1)) for n in range(order + 2)]
+    counts, discounts = {}, {}
+    for n in range(1, order + 1):
+        counts[n] = Counter(gram[1:] for gram in grams[n + 1]) if n < order else grams[n]
+        if n < order:
+            counts[n][tuple(text[:n])] += 1  # the first token has another one before it
+        n1, n2, n3, n4 = (sum(c == k for c in counts[n].values()) for k in (1, 2, 3, 4))
+        discounts[n] = USUAL_DISCOUNTS
+        if min(n1, n2, n3, n4):
+            y = n1 / (n1 + 2 * n2)
+            found = 1 - 2 * y * n2 / n1, 2 - 3 * y * n3 / n2, 3 - 4 * y * n4 / n3
+            discounts[n] = found if found[0] >= 0 and sorted(found) == list(found) else USUAL_DISCOUNTS
+
+    def p(token: int, context: tuple[int, ...]) -> float:
+        n = len(context) + 1
+        shorter = p(token, context[1:]) if context else 1 / V
+        followers = {gram: c for gram, c in counts[n].items() if gram[:-1] == context}
+        total, own = sum(followers.values()), followers.get((*context, token), 0)
+        if not total:
+            return shorter
+        lost = {gram: discounts[n][min(c, 3) - 1] for gram, c in followers.items()}
+        return (own - lost.get((*context, token), 0) + sum(lost.values()) * shorter) / total
+
+    return p
+
+
+@pytest.mark.parametrize("order", [1, 2, 4])
+@pytest.mark.parametrize("length", [5, 400])
+def test_counts_are_modified_kneser_ney_and_sum_to_one(order, length):
+    text, stream = random_stream(length), random_stream(60, seed=1)
+    counts, p = count_ngrams(text, V, order), kneser_ney(text.tolist(), order)
+    nodes, found = np.full(order, -1, np.int64), np.zeros(1)
+    for place, token in enumerate(stream):
+        context = tuple(stream[max(0, place - order + 1) : place].tolist())
+        expected = [p(other, context) for other in range(V)]
+        whole = counts_distribution(V, *vars(counts).values(), nodes)
+        np.testing.assert_allclose(whole, expected, rtol=1e-5)
+        assert whole.sum() == pytest.approx(1, abs=1e-6)
+        read_counts(stream[place : place + 1], *vars(counts).values(), nodes, found, np.zeros((1, 3 * order - 2)))
+        assert found[0] == pytest.approx(whole[token], rel=1e-9)
+
+
+def naive_cache(stream: list[int], order: int, decay: float) -> list[dict[int, float]]:
+    """The distribution before each token; empty without a vote."""
+    seen, found = defaultdict(list), []
+    for place, token in enumerate(stream):
+        context = tuple(stream[place - order + 1 : place]) if place >= order - 1 else None
+        counts = defaultdict(float)
+        for then, other in seen[context]:
+            counts[other] += decay ** (place - then)
+        total = sum(counts.values())
+        found.append({other: count / total for other, count in counts.items()} if context is not None else {})
+        if context is not None:
+            seen[context].append((place, token))
+    return found
+
+
+@pytest.mark.parametrize("faster", [1.0, 0.4])  # with 0.4 the unit of counts is renewed
+def test_the_cache_equals_a_naive_one_and_sums_to_one(faster):
+    stream, cache = random_stream(900), Cache(ORDERS)
+    cache.decays *= faster
+    reference = [naive_cache(stream.tolist(), n, DECAYS.get(n, 0.9999) * faster) for n in ORDERS]
+    for place, token in enumerate(stream):
+        features, found = np.zeros((1, FEATURES * len(ORDERS))), np.zeros((1, len(ORDERS)))
+        known = np.zeros_like(features[0])
+        cache.describe(known)
+        for index, own in enumerate(before[place] for before in reference):
+            distribution = np.zeros(V)
+            cache.add(np.eye(len(ORDERS))[index], distribution)
+            expected = [own.get(other, 0) for other in range(V)]
+            np.testing.assert_allclose(distribution, expected, rtol=0, atol=1e-12)
+            assert known[index * FEATURES] == bool(own)
+        cache.read(stream[place : place + 1], found, features)
+        assert (features[0] == known).all()
+        np.testing.assert_allclose(found[0], [own[place].get(token, 0) for own in reference], rtol=0, atol=1e-12)
+
+
+def test_the_gradient_of_a_gate_is_that_of_its_loss():
+    generator = np.random.default_rng(0)
+    inputs, p, votes = generator.normal(size=(50, 4)), generator.random((50, 3)), generator.random((50, 3)) < 0.7
+    votes[:, 0] = True
+    p *= votes
+    flat, data = generator.normal(size=12), (inputs, p, votes)
+    parts = (lambda x: penalised_loss(x, *data)[0], lambda x: penalised_loss(x, *data)[1])
+    assert check_grad(*parts, flat) < 1e-6
+    weights = masked_softmax(inputs @ flat.reshape(4, 3), votes)
+    assert (weights[~votes] == 0).all() and np.allclose(weights.sum(axis=1), 1)
+
+
+@pytest.fixture(scope="module")
+def corpus(small_yaml, tmp_path_factory) -> Corpus:
+    from nas.core.config_loading import load_config
+
+    return Corpus(prepare(load_config(small_yaml, []).data))
+
+
+def network_of(stream: np.ndarray, size: int, width: int = 3):
+    """Log-probabilities [N, V] and hidden states [N, D] of a made-up network before each token but the first."""
+    generator = np.random.default_rng(5)
+    logits, hidden = generator.normal(size=(len(stream) - 1, size)), generator.normal(size=(len(stream) - 1, width))
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)), hidden
+
+
+@pytest.mark.parametrize("width", [3, 0])
+@pytest.mark.parametrize("options", [{}, {"cache": [], "counts": 2}, {"cache": [2], "counts": 0}], ids=str)
+def test_token_by_token_equals_all_at_once_and_sums_to_one(corpus, options, width):
+    if not width and options.get("counts") == 0:
+        pytest.skip("a cache alone has no vote at first")
+    stream, mixture = corpus.tokens("valid").astype(np.int64), open_mixture(MixtureOptions(**options), corpus, width)
+    log_p, hidden = network_of(stream, corpus.vocab_size, width)
+    nll = -log_p[np.arange(len(log_p)), stream[1:]]
+    seen = mixture.look(stream, *((nll, hidden) if width else (None, None)))
+    mixture.fit(seen)
+    whole, shares = mixture.mix(seen)
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
+    reader = mixture.start()
+    reader.read(stream[:1])
+    for place, token in enumerate(stream[1:200]):
+        p = reader.copy().predict(*((log_p[place], hidden[place].astype(np.float32)) if width else (None, None)))
+        assert p.sum() == pytest.approx(1, abs=1e-6) and (p >= 0).all()
+        assert -math.log(p[token]) == pytest.approx(whole[place], abs=1e-6)
+        reader.read(np.array([token]))
+    assert "network" not in mixture.parts or mixture.mix(seen, without=tuple(mixture.parts[1:]))[0] == pytest.approx(
+        nll
+    )
+
+
+def test_a_mixture_is_no_worse_where_nothing_repeats(corpus):
+    generator = np.random.default_rng(2)
+    mixture = open_mixture(MixtureOptions(), corpus, 1)
+    p = generator.dirichlet(np.ones(corpus.vocab_size) * 0.3)
+    streams = [generator.choice(corpus.vocab_size, 20_000, p=p) for _ in "vt"]  # what the network knows already
+    valid, test = (mixture.look(one, -np.log(p[one[1:]]), np.zeros((len(one) - 1, 1))) for one in streams)
+    mixture.fit(valid)
+    assert mixture.mix(test)[0].mean() <= 1.001 * -np.log(p[streams[1][1:]]).mean()
+
+
+MIXTURE = "mixture.cache=[1,2,3,5]", "mixture.counts=4"
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory, small_yaml, pattern) -> dict[str, Path]:
+    """Trainings of a network and of no network, with a mixture."""
+    folder = tmp_path_factory.mktemp("mixed")
+    (folder / "none.yaml").write_text("format: par-pattern/2\nblocks: []\n")
+    for name, own in {"network": pattern, "none": folder / "none.yaml"}.items():
+        succeed("retrain", own, small_yaml, "--run", folder / name, *MIXTURE)
+    return {name: folder / name for name in ("network", "none")}
+
+
+@pytest.mark.slow
+def test_results_hold_the_network_and_the_mixture_and_scores_repeat_them(mixed, text_folder):
+    test = (text_folder / "test.txt").read_text()
+    for name, run in mixed.items():
+        results, score = read_yaml(run / "results.yaml"), load_model(run).score(test)
+        assert score.metrics["nll"] == pytest.approx(results["test"]["nll"], rel=1e-6)
+        assert results["test"]["nll_per_token"] < (3 if name == "none" else results["network"]["test"]["nll_per_token"])
+        if name == "network":
+            assert score.network.metrics["nll"] == pytest.approx(results["network"]["test"]["nll"], rel=1e-6)
+            shown = succeed("score", run, text_folder / "test.txt")
+            assert "mixture of network, cache 1, cache 2, cache 3, cache 5, counts; the network alone has" in shown
+        else:
+            assert results["network"] is None and results["pattern"] == [] and score.network is None
+
+
+@pytest.mark.slow
+def test_lines_are_scored_by_themselves_and_greedy_text_is_the_most_probable(mixed):
+    model, lines = load_model(mixed["network"]), ["the old man saw the small ship\n", "a red fox saw one crow\n"]
+    together, apart = model.score("".join(lines), by_line=True), [model.score(line) for line in lines]
+    np.testing.assert_allclose(together.nll, np.concatenate([one.nll for one in apart]))
+    text = model.generate("the old", tokens=5, temperature=0)
+    ids = model.tokenizer.encode(f"the old{text}")
+    others = [model.score(model.tokenizer.decode(np.append(ids[:-1], other))).nll[-1] for other in range(6)]
+    assert model.score(model.tokenizer.decode(ids)).nll[-1] <= min(others) + 1e-9
+
+
+@pytest.mark.slow
+def test_a_damaged_or_foreign_mixture_gets_one_line(mixed, tmp_path):
+    def copy() -> Path:
+        run = tmp_path / str(len([*tmp_path.iterdir()]))
+        for file in mixed["network"].rglob("*"):
+            if file.is_file() and "tensorboard" not in str(file):
+                target = run / file.relative_to(mixed["network"])
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(file.read_bytes())
+        return run
+
+    run = copy()
+    (run / "mixture/counts/p.npy").write_bytes((run / "mixture/counts/p.npy").read_bytes()[:-4])
+    with pytest.raises(InputError, match=r"p.npy is missing or damaged: it is not the file of mixture.json"):
+        load_mixture(run)
+    run = copy()
+    settings = json.loads((run / "mixture/mixture.json").read_text())
+    (run / "mixture/mixture.json").write_text(json.dumps(settings | {"vocabulary_sha256": "0"}))
+    with pytest.raises(InputError, match="belongs to another vocabulary"):
+        load_mixture(run)
+    np.save(run / "mixture/counts/starts.npy", np.zeros(3, np.uint32))
+    with pytest.raises(InputError, match="its arrays are not of one table"):
+        Counts.load(run / "mixture/counts")
