@@ -10,7 +10,7 @@ from nas.core.config_loading import add_arguments, load_config, simplify
 from nas.core.errors import InputError, RunError, run_command
 from nas.core.files import read_yaml
 from nas.core.pattern import SHAPE_OPTIONS, abbreviate, read_pattern, resolve_block, shape_of, shape_options
-from nas.core.run_folder import CONFIG, PROVENANCE, RESULTS, trial_file
+from nas.core.run_folder import CONFIG, MIXTURE, PROVENANCE, RESULTS, trial_file
 from nas.costs.cost_table import latency_report
 
 SIMILAR = 1.15  # vocabularies shorten training and test text differently
@@ -178,8 +178,6 @@ def retrain(pattern_file: dict, config: Config, origin, run, runtime, arguments:
 
 def finish(run, out: str, results: dict, mixture) -> None:
     """Write the mixture, if there is a new one, and then the results, and print them."""
-    from nas.mixture.mixture import MIXTURE
-
     if mixture:
         run.save(MIXTURE, mixture)
     run.write(out, results)

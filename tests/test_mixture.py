@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from nas.core.config import MixtureOptions
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.data.corpus import Corpus, prepare
+from nas.inference.exporting import model_card
 from nas.mixture.cache import DECAYS, FEATURES, Cache
 from nas.mixture.counts import USUAL_DISCOUNTS, Counts, count_ngrams, counts_distribution, read_counts
 from nas.mixture.gate import masked_softmax, penalised_loss
@@ -233,3 +235,20 @@ def test_a_damaged_or_foreign_mixture_gets_one_line(mixed, tmp_path):
     np.save(run / "mixture/counts/starts.npy", np.zeros(3, np.uint32))
     with pytest.raises(InputError, match="its arrays are not of one table"):
         Counts.load(run / "mixture/counts")
+
+
+@pytest.mark.slow
+def test_the_code_of_the_onnx_card_mixes_in_numpy(mixed):
+    folder, model = mixed["network"], load_model(mixed["network"])
+    records = read_yaml(folder / "results.yaml"), read_yaml(folder / "provenance.yaml")
+    card = model_card(model, *records, "onnx", [])
+    code = next(text for text in re.findall("```python\n(.*?)```", card, re.DOTALL) if "class Stream" in text)
+    names = {}
+    exec(code.replace("FOLDER", str(folder)), names)
+    stream, own = random_stream(300) + 20, names["Stream"]()
+    log_p, hidden = network_of(stream, model.tokenizer.size, model.config.model.d_model)
+    reader = model.mixture.start()
+    for token, *network in zip(stream[:-1], log_p, hidden.astype(np.float32), strict=True):
+        own.add(int(token))
+        reader.read(np.array([token]))
+        np.testing.assert_allclose(own.mix(*network), reader.predict(*network), rtol=1e-4, atol=1e-12)

@@ -77,8 +77,8 @@ def test_a_graph_equals_pytorch_for_any_rows_and_lengths(tmp_path, monkeypatch):
             tokens = torch.randint(VOCAB, (rows, length), generator=generator(length))
             given = {key: value.numpy() for key, value in state.items()}
             found = session.run(None, {"tokens": tokens.numpy()} | given)
-            log_p, _, state = network(tokens, state)
-            for one, other in zip(found, [log_p, *state.values()], strict=True):
+            log_p, hidden, state = network(tokens, state)
+            for one, other in zip(found, [log_p, hidden, *state.values()], strict=True):
                 np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
 
 

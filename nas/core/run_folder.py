@@ -33,6 +33,7 @@ OUTCOME = "outcome.yaml"  # the last file of a finished search
 LATENCY = "latency.yaml"  # measured costs; search.method=gumbel uses those that its new folder has
 FLOPS_TABLE = "flops.yaml"
 SUMMARY = "summary.yaml"  # of nas.run: the found and the usual network
+MIXTURE = "mixture"  # folder of what stands beside the network
 PLAN = "run.yaml"  # of nas.run: the configuration of all stages
 SEARCH, FOUND, USUAL, NO_NETWORK = "search", "found", "usual", "no-network"  # its folders
 TRIALS, CHOICE = "trials", "trials/choice.yaml"  # the folder of the trials of a search, and what they chose

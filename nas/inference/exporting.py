@@ -11,13 +11,12 @@ from nas.core.config import flat_config
 from nas.core.errors import InputError, check_onnx
 from nas.core.files import atomic_write, read_yaml, write_text, write_yaml
 from nas.core.pattern import FORMAT, abbreviate, resolve_block, shape_of
-from nas.core.run_folder import PATTERN, PROVENANCE, RESULTS, check_text, data_digests
+from nas.core.run_folder import MIXTURE, PATTERN, PROVENANCE, RESULTS, check_text, data_digests
 from nas.data.corpus import Corpus, prepare
 from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.inference.language_model import LanguageModel, load_model
 from nas.inference.onnx_graph import evaluate_graphs, graph_reader, quantize_graph, write_graph
-from nas.mixture.mixture import MIXTURE
 from nas.reporting.figures import pattern_strip
 from nas.retraining.weights import EXPORT_CONFIG, EXPORT_FORMAT, WEIGHTS, missing_training
 from nas.training.evaluation import evaluation_lengths

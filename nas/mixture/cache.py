@@ -15,9 +15,13 @@ from numba import njit
 DECAYS = {1: 0.998, 2: 0.9995, 3: 0.9998}  # by order
 LONG_DECAY = 0.9999  # of higher orders
 LARGEST = 1e200  # unit of counts
-FEATURES = 5  # of each order
+FEATURES = 4  # of each order
 RECORD = np.dtype([("key", "u8"), ("count", "f8"), ("top", "f8"), ("link", "i4"), ("number", "i4")])
 ORDERS = 16  # the lowest bits of a key hold the index of its order
+
+
+def decays_of(orders: list[int]) -> list[float]:
+    return [DECAYS.get(order, LONG_DECAY) for order in orders]
 
 
 class Cache:
@@ -29,7 +33,7 @@ class Cache:
 
     def __init__(self, orders: list[int]):
         self.orders = np.array(orders, dtype=np.int64)
-        self.decays = np.array([DECAYS.get(order, LONG_DECAY) for order in orders])
+        self.decays = np.array(decays_of(orders))
         self.records, self.slots = np.zeros(1 << 10, RECORD), np.full(1 << 11, -1, np.int32)
         self.units = np.ones(len(orders))
         self.recent = np.zeros(max(orders, default=1), np.int64)  # the last tokens, the last one first
@@ -47,7 +51,8 @@ class Cache:
         if needed > size:
             while size < needed:
                 size *= 2
-            self.records = np.concatenate([self.records, np.zeros(size - len(self.records), RECORD)])
+            records, self.records = self.records[: self.sizes[0]], np.zeros(size, RECORD)
+            self.records[: len(records)] = records
             self.slots = np.full(2 * size, -1, np.int32)
             place_records(self.slots, self.records, self.sizes[0])
 
@@ -112,32 +117,32 @@ def context_key(order, index, recent):
 
 @njit(cache=True)
 def find_context(orders, records, slots, recent, sizes, index):
-    """The key of the present context in an order, and its record; -1: none."""
+    """The key of the present context in an order, its place among the slots, and its record; -1: none."""
     key = context_key(orders[index], index, recent)
-    return key, slots[find(slots, records, key)] if sizes[1] >= orders[index] - 1 else -1
+    place = find(slots, records, key)
+    return key, place, slots[place] if sizes[1] >= orders[index] - 1 else np.int32(-1)
 
 
 @njit(cache=True)
 def describe_context(orders, decays, records, slots, units, recent, sizes, index, features):
     """Whether an order has a vote, and if so the logarithms of the sum of its counts and of the number of followers,
-    and the share of the most frequent one, and its logarithm. Returns the key of the context, and its record.
+    and the share of the most frequent one. Returns what find_context() returns.
     """
-    key, record = find_context(orders, records, slots, recent, sizes, index)
+    key, place, record = find_context(orders, records, slots, recent, sizes, index)
     features[:] = 0
     if record >= 0 and records[record].count > 0:
         own = records[record]
         features[0], features[1] = 1, np.log(own.count / units[index] + 1e-6)
         features[2], features[3] = np.log(float(own.number)), own.top / own.count
-        features[4] = np.log(features[3])
-    return key, record
+    return key, place, record
 
 
 @njit(cache=True)
-def new_record(slots, records, sizes, key):
+def new_record(slots, records, sizes, key, place):
     index = sizes[0]
     records[index].key, records[index].count, records[index].top = key, 0.0, 0.0
     records[index].link, records[index].number = -1, 0
-    slots[find(slots, records, key)] = index
+    slots[place] = index
     sizes[0] += 1
     return index
 
@@ -148,16 +153,17 @@ def read_tokens(tokens, orders, decays, records, slots, units, recent, sizes, fo
         token = tokens[place]
         for index in range(len(orders)):
             own = features[place, index * FEATURES : (index + 1) * FEATURES]
-            key, context = describe_context(orders, decays, records, slots, units, recent, sizes, index, own)
+            key, slot, context = describe_context(orders, decays, records, slots, units, recent, sizes, index, own)
             found[place, index] = 0.0
             if sizes[1] < orders[index] - 1:
                 continue
             if context < 0:
-                context = new_record(slots, records, sizes, key)
+                context = new_record(slots, records, sizes, key, slot)
             follower_key = keyed(key + np.uint64(token + 1) * np.uint64(0x9E3779B97F4A7C15), index)
-            follower = slots[find(slots, records, follower_key)]
+            slot = find(slots, records, follower_key)
+            follower = slots[slot]
             if follower < 0:
-                follower = new_record(slots, records, sizes, follower_key)
+                follower = new_record(slots, records, sizes, follower_key, slot)
                 records[follower].link, records[follower].number = records[context].link, token
                 records[context].link = follower
                 records[context].number += 1
@@ -183,7 +189,7 @@ def read_tokens(tokens, orders, decays, records, slots, units, recent, sizes, fo
 @njit(cache=True)
 def add_followers(orders, decays, records, slots, units, recent, sizes, weights, out):
     for index in range(len(orders)):
-        _, context = find_context(orders, records, slots, recent, sizes, index)
+        _, _, context = find_context(orders, records, slots, recent, sizes, index)
         if context >= 0 and records[context].count > 0:
             factor, follower = weights[index] / records[context].count, records[context].link
             while follower >= 0:

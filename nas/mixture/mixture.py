@@ -16,27 +16,28 @@ import numpy as np
 from nas.core.config import MixtureOptions
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
+from nas.core.run_folder import MIXTURE
 from nas.data.corpus import Corpus
 from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE
-from nas.mixture.cache import FEATURES, Cache
+from nas.mixture.cache import FEATURES, Cache, decays_of
 from nas.mixture.counts import Counts, corpus_counts, counts_distribution, describe_counts, link_counts, read_counts
 from nas.mixture.gate import MOST_TOKENS, SMALLEST, fit_gate, masked_softmax
 
-MIXTURE, FORMAT = "mixture", "par-mixture/1"  # its folder in a run or an export
+FORMAT = "par-mixture/1"
 SETTINGS, COUNTS = "mixture.json", "counts"
-CHUNK = 1 << 15  # tokens that are scored at once
 NETWORK = "network"
 
 
 class Seen(NamedTuple):
     """What parts predict of some tokens. p [N, P]: the probability of each token, 0 without a vote. votes [N, P].
-    features [N, F]: of the gate.
+    features [N, F], hidden [N, D]: the inputs of the gate.
     """
 
     p: np.ndarray
     votes: np.ndarray
     features: np.ndarray
+    hidden: np.ndarray
 
 
 class Mixture:
@@ -71,12 +72,11 @@ class Mixture:
         """
         stream = self.start()
         stream.read(tokens[:1])
-        pieces = [stream.read(tokens[start : start + CHUNK]) for start in range(1, len(tokens), CHUNK)]
-        p, votes, features = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+        seen = stream.read(tokens[1:])
         if self.width:
-            p[:, 0] = np.exp(-nll.astype(np.float64))
-            features[:, -self.width :] = hidden
-        return Seen(p, votes, features)
+            seen.p[:, 0] = np.exp(-nll)
+            seen = seen._replace(hidden=hidden)
+        return seen
 
     def fit(self, seen: Seen) -> np.ndarray:
         """Fit the gate. Returns the nll [N] of the same tokens; each half has the weights fitted to the other half."""
@@ -91,14 +91,20 @@ class Mixture:
 
     def fit_to(self, seen: Seen) -> None:
         step = -(-len(seen.p) // MOST_TOKENS) or 1
-        self.gate = fit_gate(seen.features[::step], seen.p[::step], seen.votes[::step])
+        inputs = np.append(seen.features[::step], seen.hidden[::step], axis=1)
+        self.gate = fit_gate(inputs, seen.p[::step], seen.votes[::step])
 
     def mix(self, seen: Seen, without: tuple[str, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
         """The nll [N], and how much each part gives of the probability [N, P]. without: parts that get no vote."""
         votes = seen.votes & ~np.isin(self.parts, without)
-        joint = masked_softmax(seen.features @ self.gate[:-1] + self.gate[-1], votes) * seen.p
+        joint = masked_softmax(self.logits(seen), votes) * seen.p
         total = joint.sum(axis=1, keepdims=True)
         return -np.log(np.maximum(total[:, 0], SMALLEST)), joint / np.maximum(total, SMALLEST)
+
+    def logits(self, seen: Seen) -> np.ndarray:
+        """Of the gate [N, P]."""
+        known, hidden = np.split(self.gate[:-1].astype(np.float32), [seen.features.shape[1]])
+        return seen.features @ known + seen.hidden @ hidden + self.gate[-1]
 
     def save(self, folder: Path) -> None:
         """Write mixture.json and the folder of the counts."""
@@ -110,6 +116,7 @@ class Mixture:
             "format": FORMAT,
             "parts": self.parts,
             "cache": self.cache,
+            "decays": decays_of(self.cache),
             "counts": self.order,
             "width": self.width,
             "vocab_size": self.vocab_size,
@@ -175,8 +182,8 @@ class Stream:
         orders, sizes = len(mixture.cache), FEATURES * len(mixture.cache)
         more = max(0, 3 * mixture.order - 2)
         p = np.zeros((count, len(mixture.parts)))
-        features = np.zeros((count, sizes + more + mixture.width), np.float32)
-        seen = Seen(p, np.ones(p.shape, bool), features)
+        features, hidden = (np.zeros((count, size), np.float32) for size in (sizes + more, 0))
+        seen = Seen(p, np.ones(p.shape, bool), features, hidden)
         return seen, slice(first, first + orders), slice(sizes), slice(sizes, sizes + more)
 
     def read(self, tokens: np.ndarray) -> Seen:
@@ -199,8 +206,8 @@ class Stream:
         if counts:
             describe_counts(counts.backoff, counts.starts, self.nodes, seen.features[0, counted])
         if mixture.width:
-            seen.features[0, -mixture.width :] = hidden
-        weights = masked_softmax(seen.features @ mixture.gate[:-1] + mixture.gate[-1], seen.votes)[0]
+            seen = seen._replace(hidden=hidden[None])
+        weights = masked_softmax(mixture.logits(seen), seen.votes)[0]
         found = weights[0] * np.exp(log_p.astype(np.float64)) if mixture.width else np.zeros(mixture.vocab_size)
         self.cache.add(np.ascontiguousarray(weights[cache]), found)
         if counts:

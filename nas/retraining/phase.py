@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -15,7 +16,6 @@ from nas.costs.cost_table import changed_conditions
 from nas.costs.flops import count_flops
 from nas.costs.measurement import device_conditions, measure_pattern, size_conditions
 from nas.data.corpus import Corpus
-from nas.mixture.mixture import Mixture, open_mixture
 from nas.training import distributed
 from nas.training.build import check_splits, open_stream
 from nas.training.device import Runtime
@@ -24,6 +24,9 @@ from nas.training.optimizer import TailAverage
 from nas.training.passes import count_steps, short_share
 from nas.training.train_step import TrainStep
 from nas.training.trainer import Phase, load_checkpoint, save_checkpoint
+
+if TYPE_CHECKING:
+    from nas.mixture.mixture import Mixture
 
 BEST = "best.pt"
 TRIAL_SHARE = 0.5  # last share of a trial's steps, over which weights are averaged
@@ -108,7 +111,7 @@ SPLITS = "valid", "test"
 SAMPLE = 200  # tokens of test that a report shows
 
 
-def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> tuple[dict, Mixture | None]:
+def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> tuple[dict, "Mixture | None"]:
     """The content of results.yaml: the best weights on valid and test, size, FLOPs, and the measured latency; and the
     mixture with the network.
 
@@ -140,7 +143,7 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> tu
     }, mixture
 
 
-def evaluate_without_network(config: Config, corpus: Corpus) -> tuple[dict, Mixture]:
+def evaluate_without_network(config: Config, corpus: Corpus) -> tuple[dict, "Mixture"]:
     """The content of results.yaml of a pattern without blocks: cache and counts alone; and their mixture.
 
     Raises InputError if there are no counts, because the cache has no vote at first.
@@ -162,7 +165,7 @@ def read_split(config: Config, model: TransformerXL, corpus: Corpus, split: str,
         return token_nll(model, corpus.tokens(split), *reading_lengths(config, model.blocks), device=runtime.device)
 
 
-def sample_of(corpus: Corpus, mixture: Mixture, nll: np.ndarray, shares: np.ndarray) -> list[list]:
+def sample_of(corpus: Corpus, mixture: "Mixture", nll: np.ndarray, shares: np.ndarray) -> list[list]:
     """Text, part with the largest share and probability of each of some tokens of test, from its middle on."""
     first, tokens = len(nll) // 2, corpus.tokens("test")[1:]
     texts = [corpus.vocabulary.decode(token[None]).decode(errors="replace") for token in tokens[first : first + SAMPLE]]
@@ -170,13 +173,15 @@ def sample_of(corpus: Corpus, mixture: Mixture, nll: np.ndarray, shares: np.ndar
     return [[text, part, round(math.exp(-own), 4)] for text, part, own in zip(texts, parts, nll[first:])]
 
 
-def predictor_metrics(config: Config, corpus: Corpus, read: dict | None, width: int) -> tuple[dict, Mixture | None]:
+def predictor_metrics(config: Config, corpus: Corpus, read: dict | None, width: int) -> tuple[dict, "Mixture | None"]:
     """The metrics of a predictor and of its network alone, and the mixture; None if there is only a network.
 
     `valid` and `test` are those of the mixture or, if there is none, of the network. On valid, each half of the text is
     mixed by weights that were fitted to the other half; on test, by weights that were fitted to all of valid.
     read: {split: what read_split() returns}, None: no network. width: of the network.
     """
+
+    from nas.mixture.mixture import open_mixture  # imported late because numba takes half a second
 
     def metrics(split: str, nll: np.ndarray) -> dict:
         return text_metrics(float(nll.sum()), len(nll), corpus.meta["splits"][split])

@@ -12,10 +12,9 @@ from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.pattern import abbreviate, describe_sizes, read_blocks
-from nas.core.run_folder import CHECKPOINT, CONFIG, DIGESTS, METRICS, OUTCOME, PROVENANCE, SUMMARY, RunFolder
+from nas.core.run_folder import CHECKPOINT, CONFIG, DIGESTS, METRICS, MIXTURE, OUTCOME, PROVENANCE, SUMMARY, RunFolder
 from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY
-from nas.mixture.mixture import MIXTURE
 from nas.retraining.phase import BEST
 from nas.training.distributed import is_main
 from nas.training.trainer import load_checkpoint

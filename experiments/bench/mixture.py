@@ -1,0 +1,87 @@
+"""What a mixture adds to the time of its network: `python experiments/bench/mixture.py RUN_DIR [--count FILE]`.
+
+RUN_DIR is a training with a mixture. Scoring and generation are timed with and without the mixture in turn, in one
+process and on one thread. --count: also count the n-grams of a text file in the vocabulary of the run, in a process.
+The last line is JSON: seconds, ratios and bytes, and the time of a first import and a first call.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from argparse import ArgumentParser
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+import torch
+
+from nas.data.corpus import Corpus, prepare
+from nas.inference.generation import Predictor, Sampling
+from nas.inference.language_model import load_model
+from nas.mixture.counts import count_ngrams
+from nas.training.evaluation import evaluation_lengths
+
+ROUNDS, SCORED, DRAWN, ORDER = 7, 60_000, 300, 5
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--count", type=Path, metavar="FILE")
+    parser.add_argument("--peak", type=Path, help="internal: print seconds and peak memory of counting these tokens")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.peak:
+        tokens, began = np.load(arguments.peak), time.perf_counter()
+        nodes = len(count_ngrams(tokens, int(tokens.max()) + 1, ORDER).last)
+        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print(json.dumps({"count_s": time.perf_counter() - began, "n_grams": nodes, "peak_bytes": peak}))
+        return
+    cold = "import time; began = time.perf_counter(); import nas.mixture.mixture; print(time.perf_counter() - began)"
+    found = {"import_s": float(subprocess.run([sys.executable, "-c", cold], capture_output=True, check=True).stdout)}
+    model = load_model(arguments.run, "cpu")
+    began = time.perf_counter()
+    model.mixture.start().read(np.zeros(2, np.int64))
+    found["first_call_s"] = time.perf_counter() - began
+    tokens = np.array(Corpus(prepare(model.config.data)).tokens("test")[:SCORED])
+    times = {name: [] for name in ("network", "mixture", "token", "token_mixed")}
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        network = model.read_network(tokens)
+        times["network"].append(time.perf_counter() - began)
+        began = time.perf_counter()
+        model.mixture.mix(model.mixture.look(tokens, *network))
+        times["mixture"].append(time.perf_counter() - began)
+        for name, mixture in (("token", None), ("token_mixed", model.mixture)):
+            lengths = evaluation_lengths(model.config)
+            predictor = Predictor(model.module, mixture, model.runtime, lengths, tokens[:1000], 1)
+            sampling, generator = Sampling(top_p=0.9), torch.Generator().manual_seed(1)
+            began = time.perf_counter()
+            for _ in range(DRAWN):
+                predictor.read(sampling.draw(predictor.predict(), generator))
+            times[name].append((time.perf_counter() - began) / DRAWN)
+    found |= {f"{name}_s": float(np.median(values)) for name, values in times.items()}
+    found["scoring_ratio"] = 1 + float(np.median(np.divide(times["mixture"], times["network"])))
+    found["generation_ratio"] = float(np.median(np.divide(times["token_mixed"], times["token"])))
+    counts = model.mixture.counts
+    if counts:
+        found["bytes_per_n_gram"] = sum(array.nbytes for array in vars(counts).values()) / len(counts.last)
+    if arguments.count:
+        found["text_bytes"] = arguments.count.stat().st_size
+        with tempfile.TemporaryDirectory() as folder:
+            lines, file = arguments.count.read_bytes().splitlines(keepends=True), Path(folder) / "tokens.npy"
+            parts = [model.tokenizer.encode(b"".join(lines[i : i + 20_000])) for i in range(0, len(lines), 20_000)]
+            np.save(file, np.concatenate(parts))
+            command = [sys.executable, __file__, str(arguments.run), "--peak", str(file)]
+            own = subprocess.run(command, capture_output=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        found |= json.loads(own.stdout)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
