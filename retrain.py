@@ -129,7 +129,7 @@ def retrain(pattern_file: dict, config: Config, origin, run, runtime, arguments:
     from nas.core.run_folder import check_text, provenance
     from nas.data.corpus import Corpus, prepare
     from nas.data.vocabulary import VOCABULARY
-    from nas.retraining.phase import RetrainPhase, evaluate_best, evaluate_without_network
+    from nas.retraining.phase import RetrainPhase
     from nas.retraining.weights import continue_trial, set_weights
     from nas.training.build import build_fixed
     from nas.training.distributed import first_on_each_node
@@ -148,6 +148,8 @@ def retrain(pattern_file: dict, config: Config, origin, run, runtime, arguments:
     if not pattern_file["blocks"]:
         run.start(config, record)
         run.save(VOCABULARY, corpus.vocabulary)
+        from nas.retraining.predictor import evaluate_without_network  # late, because trials need no mixture
+
         results, mixture = evaluate_without_network(config, corpus)
         finish(run, RESULTS, results, mixture)
         return
@@ -158,6 +160,8 @@ def retrain(pattern_file: dict, config: Config, origin, run, runtime, arguments:
     phase = RetrainPhase(model, corpus, config, runtime, arguments.until)
 
     if arguments.eval_only:
+        from nas.retraining.predictor import evaluate_best
+
         run.check_config(config)
         check_text(run.path, record)
         results, _ = evaluate_best(phase, run, pattern_file)
@@ -189,7 +193,7 @@ def train(phase, run, pattern_file: dict, until: int | None) -> tuple | None:
     """Train to the end. Returns the content of results.yaml and the new mixture, or None if the training stops earlier,
     at step `until`.
     """
-    from nas.retraining.phase import BEST, evaluate_best
+    from nas.retraining.phase import BEST
     from nas.training.distributed import barrier, broadcast_from_main
     from nas.training.trainer import Trainer
 
@@ -210,6 +214,8 @@ def train(phase, run, pattern_file: dict, until: int | None) -> tuple | None:
     if finished and not lost:  # by an earlier call
         results, mixture = read_yaml(run.path / RESULTS), None
     else:
+        from nas.retraining.predictor import evaluate_best
+
         results, mixture = evaluate_best(phase, run, pattern_file)
         results |= {"train_steps": trainer.step, "train_tokens": trainer.tokens, "wall_time_s": trainer.wall_seconds}
         results["train_tokens_per_s"] = trainer.tokens / trainer.train_seconds

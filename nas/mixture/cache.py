@@ -65,9 +65,7 @@ class Cache:
 
     def describe(self, features: np.ndarray) -> None:
         """Write what is known of the next token to features [orders * FEATURES]."""
-        for index in range(len(self.orders)):
-            own = features[index * FEATURES : (index + 1) * FEATURES]
-            describe_context(*self.arrays(), index, own)
+        describe_next(*self.arrays(), features)
 
     def add(self, weights: np.ndarray, out: np.ndarray) -> None:
         """Add the distributions of the next token, times the weights [orders], to out [V]."""
@@ -116,64 +114,72 @@ def context_key(order, index, recent):
 
 
 @njit(cache=True)
-def find_context(orders, records, slots, recent, sizes, index):
-    """The key of the present context in an order, its place among the slots, and its record; -1: none."""
-    key = context_key(orders[index], index, recent)
-    place = find(slots, records, key)
-    return key, place, slots[place] if sizes[1] >= orders[index] - 1 else np.int32(-1)
+def find_record(slots, records, key):
+    """The index of the record of a key; -1: none."""
+    return slots[find(slots, records, key)]
 
 
 @njit(cache=True)
-def describe_context(orders, decays, records, slots, units, recent, sizes, index, features):
+def describe_context(records, record, unit, features):
     """Whether an order has a vote, and if so the logarithms of the sum of its counts and of the number of followers,
-    and the share of the most frequent one. Returns what find_context() returns.
+    and the share of the most frequent one. record: of its context, -1: none. unit: of counts.
     """
-    key, place, record = find_context(orders, records, slots, recent, sizes, index)
     features[:] = 0
     if record >= 0 and records[record].count > 0:
         own = records[record]
-        features[0], features[1] = 1, np.log(own.count / units[index] + 1e-6)
+        features[0], features[1] = 1, np.log(own.count / unit + 1e-6)
         features[2], features[3] = np.log(float(own.number)), own.top / own.count
-    return key, place, record
 
 
 @njit(cache=True)
-def new_record(slots, records, sizes, key, place):
+def describe_next(orders, decays, records, slots, units, recent, sizes, features):
+    for index in range(len(orders)):
+        record = np.int32(-1)
+        if sizes[1] >= orders[index] - 1:
+            record = find_record(slots, records, context_key(orders[index], index, recent))
+        describe_context(records, record, units[index], features[index * FEATURES : (index + 1) * FEATURES])
+
+
+@njit(cache=True)
+def new_record(slots, records, sizes, key):
     index = sizes[0]
     records[index].key, records[index].count, records[index].top = key, 0.0, 0.0
     records[index].link, records[index].number = -1, 0
-    slots[place] = index
+    slots[find(slots, records, key)] = index
     sizes[0] += 1
-    return index
+    return np.int32(index)
 
 
 @njit(cache=True)
 def read_tokens(tokens, orders, decays, records, slots, units, recent, sizes, found, features):
+    keys, contexts = np.zeros((len(orders), 2), np.uint64), np.zeros((len(orders), 2), np.int32)
     for place in range(len(tokens)):
         token = tokens[place]
+        for index in range(len(orders)):  # apart from the next loop, so that the memory is read for all orders at once
+            keys[index, 0] = context_key(orders[index], index, recent)
+            keys[index, 1] = keyed(keys[index, 0] + np.uint64(token + 1) * np.uint64(0x9E3779B97F4A7C15), index)
+            known = sizes[1] >= orders[index] - 1
+            contexts[index, 0] = find_record(slots, records, keys[index, 0]) if known else -1
+            contexts[index, 1] = find_record(slots, records, keys[index, 1]) if known else -1
         for index in range(len(orders)):
+            context, follower, unit = contexts[index, 0], contexts[index, 1], units[index]
             own = features[place, index * FEATURES : (index + 1) * FEATURES]
-            key, slot, context = describe_context(orders, decays, records, slots, units, recent, sizes, index, own)
+            describe_context(records, context, unit, own)
             found[place, index] = 0.0
-            if sizes[1] < orders[index] - 1:
-                continue
-            if context < 0:
-                context = new_record(slots, records, sizes, key, slot)
-            follower_key = keyed(key + np.uint64(token + 1) * np.uint64(0x9E3779B97F4A7C15), index)
-            slot = find(slots, records, follower_key)
-            follower = slots[slot]
-            if follower < 0:
-                follower = new_record(slots, records, sizes, follower_key, slot)
-                records[follower].link, records[follower].number = records[context].link, token
-                records[context].link = follower
-                records[context].number += 1
-            elif own[0]:
+            if own[0] and follower >= 0:
                 found[place, index] = records[follower].count / records[context].count
-            records[follower].count += units[index]
-            records[context].count += units[index]
-            records[context].top = max(records[context].top, records[follower].count)
-        for index in range(len(orders)):
-            units[index] /= decays[index]
+            if sizes[1] >= orders[index] - 1:
+                if context < 0:
+                    context = new_record(slots, records, sizes, keys[index, 0])
+                if follower < 0:
+                    follower = new_record(slots, records, sizes, keys[index, 1])
+                    records[follower].link, records[follower].number = records[context].link, token
+                    records[context].link = follower
+                    records[context].number += 1
+                records[follower].count += unit
+                records[context].count += unit
+                records[context].top = max(records[context].top, records[follower].count)
+            units[index] = unit / decays[index]
             if units[index] > LARGEST:
                 for record in range(sizes[0]):
                     if records[record].key & np.uint64(ORDERS - 1) == np.uint64(index):
@@ -189,7 +195,9 @@ def read_tokens(tokens, orders, decays, records, slots, units, recent, sizes, fo
 @njit(cache=True)
 def add_followers(orders, decays, records, slots, units, recent, sizes, weights, out):
     for index in range(len(orders)):
-        _, _, context = find_context(orders, records, slots, recent, sizes, index)
+        if sizes[1] < orders[index] - 1:
+            continue
+        context = find_record(slots, records, context_key(orders[index], index, recent))
         if context >= 0 and records[context].count > 0:
             factor, follower = weights[index] / records[context].count, records[context].link
             while follower >= 0:
