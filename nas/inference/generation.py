@@ -45,18 +45,20 @@ class Sampling:
         if self.temperature == 0:
             return torch.zeros_like(log_p).scatter_(1, log_p.argmax(dim=1, keepdim=True), 1.0)
         scaled = (log_p - log_p.amax(dim=1, keepdim=True)) / self.temperature  # at most 0: no temperature is too low
-        if self.top_k is None and self.top_p is None:
-            return scaled.softmax(dim=1)
-        scaled, order = scaled.sort(dim=1, descending=True, stable=True)  # [B, V] each
         p = scaled.softmax(dim=1)
+        return p if self.top_k is None and self.top_p is None else torch.stack([self.truncate(row) for row in p])
+
+    def truncate(self, p: Tensor) -> Tensor:
+        """A distribution [V] without the tokens that top_k and top_p leave out."""
+        # Tokens below (1 - top_p) / V have less than 1 - top_p together, so the others need not be sorted with them.
+        least = 0.0 if self.top_k is not None else (1 - self.top_p) / len(p)
+        places = (p >= least).nonzero()[:, 0]
+        kept, order = p[places].sort(descending=True, stable=True)
         if self.top_k is not None:
-            p[:, self.top_k :] = 0
-            p /= p.sum(dim=1, keepdim=True)
+            kept = kept[: self.top_k] / kept[: self.top_k].sum()
         if self.top_p is not None:
-            before = p.cumsum(dim=1) - p  # the mass of the more probable tokens
-            p[before >= self.top_p] = 0
-            p /= p.sum(dim=1, keepdim=True)
-        return torch.zeros_like(p).scatter_(1, order, p)
+            kept = kept[kept.cumsum(dim=0) - kept < self.top_p]  # by the mass of the more probable tokens
+        return torch.zeros_like(p).index_copy_(0, places[order[: len(kept)]], kept / kept.sum())
 
     @torch.inference_mode()
     def draw(self, log_p: Tensor, generator: torch.Generator) -> Tensor:
@@ -124,7 +126,7 @@ class Predictor:
             hidden = self.decoder.hidden.float().cpu().expand(len(self.streams), -1).numpy()
             network = zip(self.log_p.float().cpu().numpy(), hidden, strict=True)
         found = [stream.predict(*own) for stream, own in zip(self.streams, network, strict=True)]
-        return torch.from_numpy(np.stack(found)).log()
+        return torch.from_numpy(np.stack(found)).float().log()
 
     def read(self, tokens: Tensor) -> None:
         """Read the next token of each sample [samples]."""

@@ -208,7 +208,9 @@ class Stream:
         if mixture.width:
             seen = seen._replace(hidden=hidden[None])
         weights = masked_softmax(mixture.logits(seen), seen.votes)[0]
-        found = weights[0] * np.exp(log_p.astype(np.float64)) if mixture.width else np.zeros(mixture.vocab_size)
+        found = np.zeros(mixture.vocab_size)
+        if mixture.width:
+            np.multiply(weights[0], np.exp(log_p), out=found)
         self.cache.add(np.ascontiguousarray(weights[cache]), found)
         if counts:
             found += weights[-1] * counts_distribution(mixture.vocab_size, *vars(counts).values(), self.nodes)
