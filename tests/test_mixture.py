@@ -71,7 +71,8 @@ def test_counts_are_modified_kneser_ney_and_sum_to_one(order, length):
     for place, token in enumerate(stream):
         context = tuple(stream[max(0, place - order + 1) : place].tolist())
         expected = [p(other, context) for other in range(V)]
-        whole = counts_distribution(V, *vars(counts).values(), nodes)
+        whole = np.zeros(V)
+        counts_distribution(*vars(counts).values(), nodes, whole)
         np.testing.assert_allclose(whole, expected, rtol=1e-5)
         assert whole.sum() == pytest.approx(1, abs=1e-6)
         read_counts(stream[place : place + 1], *vars(counts).values(), nodes, found, np.zeros((1, 3 * order - 2)))

@@ -62,7 +62,7 @@ def main() -> None:
         lengths = evaluation_lengths(model.config)
         predictors[name] = Predictor(model.module, mixture, model.runtime, lengths, tokens[:1000], 1)
     for _ in range(3 * ROUNDS):
-        for name, predictor in predictors.items():  # many tokens in turn, because each one has its own data in the caches
+        for name, predictor in predictors.items():  # many tokens each, because each one has its own data in the caches
             began = time.perf_counter()
             for _ in range(DRAWN):
                 predictor.read(sampling.draw(predictor.predict(), generator))

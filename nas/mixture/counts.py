@@ -192,14 +192,14 @@ def read_counts(tokens, last, p, backoff, starts, nodes, found, features):
 
 
 @njit(cache=True)
-def counts_distribution(size, last, p, backoff, starts, nodes):
-    """The distribution of the next token [V]. size: V. nodes: as in read_counts()."""
+def counts_distribution(last, p, backoff, starts, nodes, found):
+    """Write the distribution of the next token to found [V]. nodes: as in read_counts()."""
     highest, factors = len(nodes) - 1, np.ones(len(nodes))
     for length in range(highest, 0, -1):
         factors[length - 1] = factors[length] * (backoff[nodes[length]] if nodes[length] >= 0 else 1.0)
-    found = factors[0] * p[:size].astype(np.float64)
+    for token in range(len(found)):
+        found[token] = factors[0] * p[token]
     for length in range(1, highest + 1):  # longer contexts replace what shorter ones gave
         if nodes[length] >= 0:
             for child in range(starts[nodes[length]], starts[nodes[length] + 1]):
                 found[last[child]] = factors[length] * p[child]
-    return found

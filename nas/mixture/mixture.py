@@ -209,9 +209,10 @@ class Stream:
             seen = seen._replace(hidden=hidden[None])
         weights = masked_softmax(mixture.logits(seen), seen.votes)[0]
         found = np.zeros(mixture.vocab_size)
-        if mixture.width:
-            np.multiply(weights[0], np.exp(log_p), out=found)
-        self.cache.add(np.ascontiguousarray(weights[cache]), found)
         if counts:
-            found += weights[-1] * counts_distribution(mixture.vocab_size, *vars(counts).values(), self.nodes)
+            counts_distribution(*vars(counts).values(), self.nodes, found)
+            found *= weights[-1]
+        if mixture.width:
+            found += weights[0] * np.exp(log_p)
+        self.cache.add(np.ascontiguousarray(weights[cache]), found)
         return found
