@@ -72,10 +72,10 @@ def test_counts_are_modified_kneser_ney_and_sum_to_one(order, length):
         context = tuple(stream[max(0, place - order + 1) : place].tolist())
         expected = [p(other, context) for other in range(V)]
         whole = np.zeros(V)
-        counts_distribution(*vars(counts).values(), nodes, whole)
+        counts_distribution(*counts, nodes, whole)
         np.testing.assert_allclose(whole, expected, rtol=1e-5)
         assert whole.sum() == pytest.approx(1, abs=1e-6)
-        read_counts(stream[place : place + 1], *vars(counts).values(), nodes, found, np.zeros((1, 3 * order - 2)))
+        read_counts(stream[place : place + 1], *counts, nodes, found, np.zeros((1, 3 * order - 2)))
         assert found[0] == pytest.approx(whole[token], rel=1e-9)
 
 
@@ -155,7 +155,7 @@ def test_token_by_token_equals_all_at_once_and_sums_to_one(corpus, options, widt
     reader = mixture.start()
     reader.read(stream[:1])
     for place, token in enumerate(stream[1:200]):
-        p = reader.copy().predict(*((log_p[place], hidden[place].astype(np.float32)) if width else (None, None)))
+        p = reader.predict(*((log_p[place], hidden[place].astype(np.float32)) if width else (None, None)))
         assert p.sum() == pytest.approx(1, abs=1e-6) and (p >= 0).all()
         assert -math.log(p[token]) == pytest.approx(whole[place], abs=1e-6)
         reader.read(np.array([token]))

@@ -13,6 +13,7 @@ from tests.processes import refuse, run, start, succeed, wait_for
 pytestmark = pytest.mark.slow
 OPTIONS = [
     *("search.method=trials", "data.tokenizer=bpe", "data.vocab_size=310", "search.vocab_size=[300,310]"),
+    *("mixture.cache=[1,2]", "mixture.counts=3"),
     *("search.latency.source=flops", "search.latency.target=0.9", "search.operations=[attention,dense,identity]"),
 ]
 
@@ -60,11 +61,16 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
     assert summary["use"] == best and f"the network to use: {folder / best}\n" in shown
     assert summary["usual"]["blocks"] == ["attention", "dense"] and summary["usual"]["time_ratio_to_usual"] == 1
     percent = 100 * (summary["found"]["bits_per_byte"] / summary["usual"]["bits_per_byte"] - 1)
-    assert f"found against usual: {percent:+.1f}% bits per byte, at " in shown and " of the reference's time\n" in shown
+    alone = 100 * (summary["found"]["network_bits_per_byte"] / summary["usual"]["network_bits_per_byte"] - 1)
+    assert f"found against usual: {percent:+.1f}% bits per byte (networks alone: {alone:+.1f}%), at " in shown
+    counted = yaml.safe_load((folder / "no-network" / "results.yaml").read_text())
+    assert f"no network, cache and counts alone: {counted['test']['bits_per_byte']:.4f} bits per byte" in shown
+    assert "Which part predicted each token" in (folder / "report.html").read_text()
+    assert " of the reference's time\n" in shown
     assert "next: python" not in shown  # it runs the next stages itself
     assert "going on from the trial" in (folder / "logs" / "found.txt").read_text()
     check_report(folder, summary, percent)
-    assert succeed("run", *whole).splitlines()[-4:] == shown.splitlines()[-4:]
+    assert succeed("run", *whole).splitlines()[-5:] == shown.splitlines()[-5:]
     (folder / "found" / "best.pt").unlink()
     before = yaml.safe_load((folder / "found" / "results.yaml").read_text())
     succeed("run", *whole)
@@ -90,7 +96,7 @@ def test_a_space_of_one_network_has_a_report_too(tmp_path, small_yaml):
     summary = yaml.safe_load((tmp_path / "run" / "summary.yaml").read_text())
     assert summary["found"]["dropout"] == 0 and ", dropout" not in shown  # that of the training, not auto
     assert summary["usual"]["time_ratio_to_reference"] == 1
-    assert "found against usual (the reference): +0.0% bits per byte, at " in shown
+    assert "found against usual (the reference): +0.0% bits per byte (networks alone: +0.0%), at " in shown
     assert f"the network to use: {tmp_path / 'run' / 'found'}\n" in shown  # the usual one is not better
     assert summary["found"]["blocks"] == summary["usual"]["blocks"] == ["attention"]
     page = (tmp_path / "run" / "report.html").read_text()

@@ -72,7 +72,7 @@ def main() -> None:
     found["generation_ratio"] = float(np.median(np.divide(times["token_mixed"], times["token"])))
     counts = model.mixture.counts
     if counts:
-        found["bytes_per_n_gram"] = sum(array.nbytes for array in vars(counts).values()) / len(counts.last)
+        found["bytes_per_n_gram"] = sum(array.nbytes for array in counts) / len(counts.last)
     if arguments.count:
         found["text_bytes"] = arguments.count.stat().st_size
         with tempfile.TemporaryDirectory() as folder:

@@ -105,11 +105,9 @@ class Predictor:
         if model:
             self.decoder.repeat(samples)
             self.log_p = self.log_p.expand(samples, -1)
-        self.streams = []
-        if mixture:
-            first = mixture.start()
-            first.read(prompt)
-            self.streams = [first, *(first.copy() for _ in range(samples - 1))]
+        self.streams = [mixture.start() for _ in range(samples)] if mixture else []
+        for stream in self.streams:
+            stream.read(prompt)
 
     def read_network(self, tokens: np.ndarray | Tensor) -> None:
         if not self.memory and self.decoder.offset % self.segment == 0:

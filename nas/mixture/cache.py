@@ -39,12 +39,6 @@ class Cache:
         self.recent = np.zeros(max(orders, default=1), np.int64)  # the last tokens, the last one first
         self.sizes = np.zeros(2, np.int64)  # records, and tokens that were read
 
-    def copy(self) -> "Cache":
-        other = Cache(self.orders.tolist())
-        for name in ("records", "slots", "units", "recent", "sizes"):
-            setattr(other, name, getattr(self, name).copy())
-        return other
-
     def reserve(self, tokens: int) -> None:
         """Make room for the records of this number of tokens."""
         needed, size = int(self.sizes[0]) + 2 * len(self.orders) * tokens, len(self.records)

@@ -8,8 +8,8 @@ their last token. The nodes of one order follow those of the order before, so a 
 import shutil
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
@@ -20,8 +20,7 @@ from nas.data.corpus import Corpus
 USUAL_DISCOUNTS = 0.5, 1.0, 1.5  # of n-grams that occur once, twice and more often, where the text is too short
 
 
-@dataclass(frozen=True)
-class Counts:
+class Counts(NamedTuple):
     """The trie. last: the last token of each node [G]. p: its probability after the tokens before it, float32 [G].
 
     backoff: the factor of shorter contexts for tokens that are no child, float32, of the nodes below the highest order.
@@ -36,17 +35,16 @@ class Counts:
     def save(self, folder: Path) -> None:
         """Write an .npy file for each array."""
         folder.mkdir(exist_ok=True)
-        for name, array in vars(self).items():
+        for name, array in self._asdict().items():
             np.save(folder / f"{name}.npy", array)
 
     @classmethod
     def load(cls, folder: Path) -> "Counts":
         """Map the files into memory. Raises InputError if one is missing or damaged."""
         try:
-            arrays = [np.load(folder / f"{field.name}.npy", mmap_mode="r") for field in fields(cls)]
+            counts = cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in cls._fields))
         except (OSError, ValueError, EOFError):
             raise InputError(f"{folder} is damaged: it must hold last, p, backoff and starts.npy") from None
-        counts = cls(*arrays)
         nodes = len(counts.last)
         if len(counts.p) != nodes or len(counts.starts) != len(counts.backoff) + 1 or counts.starts[-1] != nodes:
             raise InputError(f"{folder} is damaged: its arrays are not of one table")

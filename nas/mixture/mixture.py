@@ -171,11 +171,6 @@ class Stream:
         self.mixture, self.cache = mixture, Cache(mixture.cache)
         self.nodes = np.full(max(1, mixture.order), -1, np.int64)  # of the counts
 
-    def copy(self) -> "Stream":
-        other = Stream(self.mixture)
-        other.cache, other.nodes = self.cache.copy(), self.nodes.copy()
-        return other
-
     def empty(self, count: int) -> tuple[Seen, slice, slice, slice]:
         """Room for what is known of tokens, and the columns of the cache, and of both features."""
         mixture, first = self.mixture, bool(self.mixture.width)
@@ -194,7 +189,7 @@ class Stream:
             self.cache.read(tokens, seen.p[:, cache], seen.features[:, cached])
             seen.votes[:, cache] = seen.features[:, cached][:, ::FEATURES] > 0
         if counts:
-            read_counts(tokens, *vars(counts).values(), self.nodes, seen.p[:, -1], seen.features[:, counted])
+            read_counts(tokens, *counts, self.nodes, seen.p[:, -1], seen.features[:, counted])
         return seen
 
     def predict(self, log_p: np.ndarray | None, hidden: np.ndarray | None) -> np.ndarray:
@@ -210,7 +205,7 @@ class Stream:
         weights = masked_softmax(mixture.logits(seen), seen.votes)[0]
         found = np.zeros(mixture.vocab_size)
         if counts:
-            counts_distribution(*vars(counts).values(), self.nodes, found)
+            counts_distribution(*counts, self.nodes, found)
             found *= weights[-1]
         if mixture.width:
             found += weights[0] * np.exp(log_p)
