@@ -81,7 +81,7 @@ def main() -> None:
         run_stage(search / "pi.gif", "animate.py", search)
         run_stage(folder / REPORT, "nas.report", folder, "--out", folder / REPORT)
     except KeyboardInterrupt:
-        raise Interrupted("interrupted; progress is saved: repeat the command to continue") from None
+        raise Interrupted("interrupted; what has finished is kept: repeat the command to continue") from None
     print(describe(folder, plan))
 
 

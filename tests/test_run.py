@@ -43,7 +43,7 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
         _, told = process.communicate()
         if number == signal.SIGINT:
             assert process.returncode == 130
-            assert "progress is saved: repeat the command to continue" in told and "--resume" not in told
+            assert "what has finished is kept: repeat the command to continue" in told and "--resume" not in told
     plan = yaml.safe_load((folder / "run.yaml").read_text())
     assert 0.5 < plan["train"]["epochs"] <= 3 and plan["train"]["steps"] is None
     assert "search.latency.target (0.9 -> 0.8)" in refuse("run", *whole, "search.latency.target=0.8")

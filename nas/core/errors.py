@@ -9,11 +9,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partialmethod
 from importlib.util import find_spec
 from typing import NoReturn
 
 from models.operations.registry import IncompleteOperation
 
+NEW_PARSER = argparse.ArgumentParser.__init__
 OPTION = re.compile(r"--(?=\w+\.[\w.]+=)")  # the dashes of --section.key=value, which may be there or not
 
 
@@ -102,6 +104,7 @@ def run_command(main: Callable[[], None]) -> None:
     if rank() > 0:  # only rank 0 prints
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     argparse.ArgumentParser.error = refuse_arguments
+    argparse.ArgumentParser.__init__ = partialmethod(NEW_PARSER, allow_abbrev=False)
     sys.argv[1:] = [OPTION.sub("", argument) for argument in sys.argv[1:]]
     try:
         main()

@@ -13,7 +13,7 @@ from models.operations.registry import OPERATIONS
 from nas.comparison.results import notices, read_claims, read_results
 from nas.comparison.spec import SETTINGS
 from nas.core import run_folder
-from nas.core.config import LEARNING_RATES, RESUME, flat_config, marked
+from nas.core.config import CANDIDATES, LEARNING_RATES, RESUME, flat_config, marked
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
 from nas.core.outcome import read_pi
@@ -48,9 +48,11 @@ def origin(run: Path) -> dict:
         **{f"SHA-256 of {split}": digest for split, digest in record["data_sha256"].items()},
     }
     commit, _, changed = (record["git_commit"] or "").partition("-")
-    if changed:
-        facts["note"] = "the source files had uncommitted changes"
-    repeat = [*([f"git checkout {commit}"] if commit else []), f"python {command_for_new_run(run, record['command'])}"]
+    changes = "    # and changes that were not committed" if changed else ""
+    repeat = [
+        *([f"git checkout {commit}{changes}"] if commit else []),
+        f"python {command_for_new_run(run, record['command'])}",
+    ]
     options = changed_options(flat_config(read_yaml(run / run_folder.CONFIG)))
     return {"repeat": repeat, "facts": facts, "options": options}
 
@@ -69,6 +71,7 @@ def changed_options(own: dict) -> dict:
     """The options of a run that differ from their defaults, and values in place of auto. own: of flat_config()."""
     defaults = flat_config({})
     defaults["train.lr"] = LEARNING_RATES[own["train.optimizer"]]
+    defaults["search.operations"] = list(CANDIDATES[own["search.method"]])
     given = {key: value for key, value in own.items() if value is not None}  # train.epochs makes train.steps null
     return {key: value for key, value in given.items() if value != defaults[key] and key not in marked(RESUME)}
 
