@@ -233,6 +233,9 @@ def test_a_damaged_or_foreign_mixture_gets_one_line(mixed, tmp_path):
     (run / "mixture/mixture.json").write_text(json.dumps(settings | {"vocabulary_sha256": "0"}))
     with pytest.raises(InputError, match="belongs to another vocabulary"):
         load_mixture(run)
+    (run / "mixture/mixture.json").unlink()
+    with pytest.raises(InputError, match="mixture.json is missing; remove .*results.yaml and continue the training"):
+        load_mixture(run)
     np.save(run / "mixture/counts/starts.npy", np.zeros(3, np.uint32))
     with pytest.raises(InputError, match="its arrays are not of one table"):
         Counts.load(run / "mixture/counts")

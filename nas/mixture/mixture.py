@@ -16,7 +16,7 @@ import numpy as np
 from nas.core.config import MixtureOptions
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
-from nas.core.run_folder import MIXTURE
+from nas.core.run_folder import MIXTURE, RESULTS
 from nas.data.corpus import Corpus
 from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE
@@ -145,6 +145,8 @@ def load_mixture(folder: Path) -> Mixture | None:
     """The mixture of a run folder or an export; None if it has none. Raises InputError if it is damaged."""
     file, counts = folder / MIXTURE / SETTINGS, folder / MIXTURE / COUNTS
     if not file.exists():
+        if (folder / RESULTS).exists() and read_yaml(folder / RESULTS)["mixture"]:
+            raise InputError(f"{file} is missing; remove {folder / RESULTS} and continue the training with --resume")
         return None
     content = read_yaml(file)
     if content.get("format") != FORMAT:

@@ -90,7 +90,7 @@ def gains_figure(results: dict, path: Path) -> None:
     """Bits per byte on test of the network alone, with the cache, and of the mixture. results: of results.yaml."""
     mixture = results["mixture"]
     steps = {"network alone": results["network"]["test"], "+ cache": mixture.get("test_without_counts")}
-    steps["no network" if not results["network"] else "mixture"] = results["test"]
+    steps["+ counts: the mixture" if mixture["parts"][-1] == "counts" else "the mixture"] = results["test"]
     bars = {name: metrics["bits_per_byte"] for name, metrics in steps.items() if metrics}
     figure, axes = new_figure(6, 0.8 + 0.4 * len(bars))
     drawn = axes.barh(list(bars), list(bars.values()), color=[*PART_COLOURS.values()][: len(bars)])

@@ -39,7 +39,8 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> tu
     start = time.perf_counter()
     read = {split: read_split(config, model, corpus, split, runtime) for split in SPLITS}
     seconds = time.perf_counter() - start
-    metrics, mixture = distributed.broadcast_from_main(lambda: predictor_metrics(config, corpus, read, model.d_model))
+    made = predictor_metrics(config, corpus, read, model.d_model) if distributed.is_main() else ({}, None)
+    metrics, mixture = distributed.broadcast_from_main(lambda: made[0]), made[1]
     costs = count_flops(config, corpus.counts(), pattern)
     predicted = valid_prediction(pattern_file, config, corpus, runtime)
     latency = distributed.broadcast_from_main(lambda: measure_pattern(pattern, config, corpus, runtime, predicted))
