@@ -5,6 +5,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.data.corpus import Corpus, prepare
 from nas.inference.exporting import model_card
+from nas.inference.harness import Harness
 from nas.mixture.cache import DECAYS, FEATURES, Cache
 from nas.mixture.counts import USUAL_DISCOUNTS, Counts, count_ngrams, counts_distribution, read_counts
 from nas.mixture.gate import masked_softmax, penalised_loss
@@ -234,7 +236,7 @@ def test_a_damaged_or_foreign_mixture_gets_one_line(mixed, tmp_path):
     with pytest.raises(InputError, match="belongs to another vocabulary"):
         load_mixture(run)
     (run / "mixture/mixture.json").unlink()
-    with pytest.raises(InputError, match="mixture.json is missing; remove .*results.yaml and continue the training"):
+    with pytest.raises(InputError, match=r"mixture.json is missing; remove .*results.yaml and continue the training"):
         load_mixture(run)
     np.save(run / "mixture/counts/starts.npy", np.zeros(3, np.uint32))
     with pytest.raises(InputError, match="its arrays are not of one table"):
@@ -256,3 +258,17 @@ def test_the_code_of_the_onnx_card_mixes_in_numpy(mixed):
         own.add(int(token))
         reader.read(np.array([token]))
         np.testing.assert_allclose(own.mix(*network), reader.predict(*network), rtol=1e-4, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_lm_eval_judges_the_mixture(mixed):
+    text = "the old man saw the small ship\n"
+    for run in mixed.values():
+        harness, score = Harness(run), load_model(run).score("\n" + text)
+        rolling = harness.loglikelihood_rolling([SimpleNamespace(args=(text,))])
+        assert rolling == [pytest.approx(-score.metrics["nll"], rel=1e-5)]
+        ((likely, _),) = harness.loglikelihood([SimpleNamespace(args=("the old", " man"))])
+        assert likely == pytest.approx(-load_model(run).score("\nthe old man").nll[-1], rel=1e-5) and greedy in (
+            True,
+            False,
+        )
