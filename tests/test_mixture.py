@@ -22,7 +22,7 @@ from nas.mixture.cache import DECAYS, FEATURES, Cache
 from nas.mixture.counts import USUAL_DISCOUNTS, Counts, count_ngrams, counts_distribution, read_counts
 from nas.mixture.gate import masked_softmax, penalised_loss
 from nas.mixture.mixture import load_mixture, open_mixture
-from tests.processes import succeed
+from tests.processes import refuse, succeed
 
 V, ORDERS = 12, [1, 2, 3, 5]
 
@@ -269,3 +269,17 @@ def test_lm_eval_judges_the_mixture(mixed):
         assert rolling == [pytest.approx(-score.metrics["nll"], rel=1e-5)]
         ((likely, _),) = harness.loglikelihood([SimpleNamespace(args=("the old", " man"))])
         assert likely == pytest.approx(-load_model(run).score("\nthe old man").nll[-1], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_an_export_hands_the_mixture_on(mixed, tmp_path):
+    text = "the old man saw the small ship\n"
+    for name, run in mixed.items():
+        succeed("export", run, "--out", tmp_path / name)
+        own, exported = load_model(run).score(text), load_model(tmp_path / name).score(text)
+        np.testing.assert_array_equal(own.nll, exported.nll)
+        card = (tmp_path / name / "README.md").read_text()
+        assert ("| network alone, test |" in card) == (name == "network") and "| mixture, test |" in card
+    assert "without a network, so there is no graph" in refuse(
+        "export", mixed["none"], "--format", "onnx", "--out", tmp_path / "graph"
+    )

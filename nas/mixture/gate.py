@@ -43,6 +43,8 @@ def fit_gate(features: np.ndarray, p: np.ndarray, votes: np.ndarray) -> np.ndarr
 
     features [N, F]: what is known before a target; p, votes: as there.
     """
+    if not len(p):
+        return np.zeros((features.shape[1] + 1, p.shape[1]))  # equal weights
     mean, deviation = features.mean(axis=0), features.std(axis=0)
     scale = np.where(deviation > 1e-9, 1 / np.maximum(deviation, 1e-9), 0)
     inputs = np.append((features - mean) * scale, np.ones((len(features), 1)), axis=1).astype(np.float32)
