@@ -9,6 +9,7 @@ from nas.core.config import EVAL_ONLY, Config, flat_config
 from nas.core.config_loading import add_arguments, load_config, simplify
 from nas.core.errors import InputError, RunError, run_command
 from nas.core.files import read_yaml
+from nas.core.outcome import predictor_ms
 from nas.core.pattern import SHAPE_OPTIONS, abbreviate, read_pattern, resolve_block, shape_of, shape_options
 from nas.core.run_folder import CONFIG, MIXTURE, PROVENANCE, RESULTS, trial_file
 from nas.costs.cost_table import latency_report
@@ -56,15 +57,17 @@ def print_beside(runs: list[Path]) -> None:
         test = results["test"]
         words = f"{test['word_perplexity']:.2f}" if test["word_perplexity_comparable"] else "-"
         letters, latency = abbreviate(results["pattern"]), results["latency"]
-        costs = f"{latency['ms_per_1000_bytes']:>20.3f}{latency['ratio_to_interleaved']:>16.2f}"
+        ratio = f"{latency['ratio_to_interleaved']:.2f}" if latency else "-"
+        costs = f"{predictor_ms(results):>20.3f}{ratio:>16}"
         print(f"{letters:<{width}}{words:>16}{test['bits_per_byte']:>15.4f}{costs}  {run}")
-        lengths.append(results["train_tokens"] * test["bytes"] / test["tokens"] / 1e6)
+        if results["network"]:
+            lengths.append(results["train_tokens"] * test["bytes"] / test["tokens"] / 1e6)
         test_tokens.add(test["tokens"])
         digests.add(str(read_yaml(run / PROVENANCE)["data_sha256"]))
         origins.add(read_yaml(run / CONFIG)["train"].get("init_from"))
     if len(digests) > 1:
         print("WARNING: these runs read different texts, so their perplexities are not comparable")
-    elif max(lengths) > min(lengths) * (SIMILAR if len(test_tokens) > 1 else 1):
+    elif lengths and max(lengths) > min(lengths) * (SIMILAR if len(test_tokens) > 1 else 1):
         print(f"WARNING: these runs trained on different lengths of text: {min(lengths):.3g} to {max(lengths):.3g} MB")
     if len(origins) > 1:
         print("WARNING: these runs started from different weights (train.init_from), so they are not trained alike")
@@ -109,6 +112,8 @@ def main() -> None:
 
     marks = (EVAL_ONLY,) if arguments.eval_only else ()
     folder = Path(arguments.run)
+    if arguments.eval_only and not pattern_file["blocks"]:
+        raise InputError("--eval-only: a pattern without blocks has no weights; count anew, into another --run folder")
     if arguments.eval_only and not (folder / BEST).exists():
         raise InputError(f"--eval-only: {folder} holds no {BEST}; train it first, without --eval-only")
     check_folder(folder, arguments.resume or arguments.eval_only, "retrain")

@@ -158,7 +158,8 @@ def test_the_report_of_a_comparison_is_complete(finished_comparison):
     rows = table(run / "comparison.csv")
     assert tuple(rows[0]) == (
         "name", "network", "seed", "valid_word_perplexity", "valid_bits_per_byte", "test_word_perplexity",
-        "test_bits_per_byte", "parameters", "flops_per_token", "ms_per_1000_bytes", "latency_ratio", "train_hours",
+        "test_bits_per_byte", "parameters", "flops_per_token", "ms_per_1000_bytes", "latency_ratio",
+        "network_test_bits_per_byte", "train_hours",
     )  # fmt: skip
     networks = {"interleaved": "16-ada", "dense-only": "16-ddd", "wide": "32-ad"}
     assert {(row["name"], row["network"], row["seed"]) for row in rows} == {

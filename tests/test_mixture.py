@@ -17,11 +17,12 @@ from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.data.corpus import Corpus, prepare
 from nas.inference.exporting import model_card
+from nas.inference.generation import Sampling
 from nas.inference.harness import Harness
 from nas.mixture.cache import DECAYS, FEATURES, Cache
 from nas.mixture.counts import USUAL_DISCOUNTS, Counts, count_ngrams, counts_distribution, read_counts
 from nas.mixture.gate import masked_softmax, penalised_loss
-from nas.mixture.mixture import load_mixture, open_mixture
+from nas.mixture.mixture import Seen, load_mixture, open_mixture
 from tests.processes import refuse, succeed
 
 V, ORDERS = 12, [1, 2, 3, 5]
@@ -151,8 +152,13 @@ def test_token_by_token_equals_all_at_once_and_sums_to_one(corpus, options, widt
     log_p, hidden = network_of(stream, corpus.vocab_size, width)
     nll = -log_p[np.arange(len(log_p)), stream[1:]]
     seen = mixture.look(stream, *((nll, hidden) if width else (None, None)))
-    mixture.fit(seen)
+    crossed, middle = mixture.fit(seen), (len(stream) - 1) // 2
     whole, shares = mixture.mix(seen)
+    own = mixture.gate, mixture.bounds
+    for fitted, judged in ((slice(middle, None), slice(middle)), (slice(middle), slice(middle, None))):
+        mixture.fit_to(Seen(*(array[fitted] for array in seen)))  # a half has the weights of the other one
+        assert crossed[judged] == pytest.approx(mixture.mix(Seen(*(array[judged] for array in seen)))[0])
+    mixture.gate, mixture.bounds = own
     np.testing.assert_allclose(shares.sum(axis=1), 1)
     reader = mixture.start()
     reader.read(stream[:1])
@@ -193,7 +199,17 @@ def mixed(tmp_path_factory, small_yaml, pattern) -> dict[str, Path]:
 def test_results_hold_the_network_and_the_mixture_and_scores_repeat_them(mixed, text_folder):
     test = (text_folder / "test.txt").read_text()
     for name, run in mixed.items():
-        results, score = read_yaml(run / "results.yaml"), load_model(run).score(test)
+        model, results = load_model(run), read_yaml(run / "results.yaml")
+        score, corpus = model.score(test), Corpus(prepare(model.config.data))
+        valid, mixture = corpus.tokens("valid"), load_mixture(run)
+        mixture.fit(mixture.look(valid, *(model.read_network(valid) or (None, None))))
+        np.testing.assert_allclose(mixture.gate, model.mixture.gate, rtol=1e-6)  # fitted to valid, not to test
+        ids = corpus.tokens("test")
+        _, shares = mixture.mix(mixture.look(ids, *(model.read_network(ids) or (None, None))))
+        np.testing.assert_allclose(score.shares[1:], shares, atol=1e-6)
+        sample = "".join(piece for piece, *_ in results["mixture"]["sample"])
+        middle = 1 + (len(ids) - 1) // 2
+        assert sample == "".join(model.tokenizer.decode(one[None]).decode() for one in ids[middle : middle + 200])
         assert score.metrics["nll"] == pytest.approx(results["test"]["nll"], rel=1e-6)
         assert results["test"]["nll_per_token"] < (3 if name == "none" else results["network"]["test"]["nll_per_token"])
         if name == "network":
@@ -209,6 +225,8 @@ def test_lines_are_scored_by_themselves_and_greedy_text_is_the_most_probable(mix
     model, lines = load_model(mixed["network"]), ["the old man saw the small ship\n", "a red fox saw one crow\n"]
     together, apart = model.score("".join(lines), by_line=True), [model.score(line) for line in lines]
     np.testing.assert_allclose(together.nll, np.concatenate([one.nll for one in apart]))
+    streams = list(model.stream("the old", 5, Sampling(temperature=0), samples=2))
+    assert all(one == other for one, other in streams)
     text = model.generate("the old", tokens=5, temperature=0)
     ids = model.tokenizer.encode(f"the old{text}")
     others = [model.score(model.tokenizer.decode(np.append(ids[:-1], other))).nll[-1] for other in range(6)]
@@ -265,8 +283,8 @@ def test_lm_eval_judges_the_mixture(mixed):
     text = "the old man saw the small ship\n"
     for run in mixed.values():
         harness, score = Harness(run), load_model(run).score("\n" + text)
-        rolling = harness.loglikelihood_rolling([SimpleNamespace(args=(text,))])
-        assert rolling == [pytest.approx(-score.metrics["nll"], rel=1e-5)]
+        rolling = harness.loglikelihood_rolling([SimpleNamespace(args=(text,))] * 2)  # each is a stream of its own
+        assert rolling == [pytest.approx(-score.metrics["nll"], rel=1e-5)] * 2
         ((likely, _),) = harness.loglikelihood([SimpleNamespace(args=("the old", " man"))])
         assert likely == pytest.approx(-load_model(run).score("\nthe old man").nll[-1], rel=1e-5)
 

@@ -128,6 +128,22 @@ def test_pieces_equal_the_whole_with_states_caches_and_one_by_one(name, norm):
     assert reader.state.keys() == cached.begin(2).keys()
 
 
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_short_memory_shows_a_cached_form_as_little(name):
+    """Two positions, fewer than some operations reach."""
+    operation, context = random_operation(name), 6
+    x = torch.randn(2, 12, 16, dtype=torch.float64)
+    with torch.no_grad():
+        forms = operation, operation.cached(sinusoidal_encodings(context, 16, torch.float64), context)
+        states = [form.begin(2) for form in forms]
+        for start in range(0, 12, 4):
+            own = segment(operation, 4, start, 2)._replace(kept=context - 1)
+            branches, states = zip(
+                *(form(x[:, start : start + 4], s, own) for form, s in zip(forms, states)), strict=True
+            )
+            assert_close(branches[:1], branches[1:])
+
+
 def test_what_an_operation_has_set_stays_and_linear_layers_are_drawn():
     for name in OPERATIONS:
         operation = operation_of(name, BlockConfig(64), heads=4)

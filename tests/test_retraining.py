@@ -156,6 +156,7 @@ def test_a_grid_model_learns_from_places(small_config, memory_corpus):
 
 def test_runs_beside_each_other_must_have_the_same_text_and_length(tmp_path, capsys):
     about = {"pattern": ["dense"], "latency": {"ms_per_1000_bytes": 0.5, "ratio_to_interleaved": 0.7}}
+    about |= {"network": {"valid": {}}, "mixture": {"ms_per_1000_bytes": 0.25}}
 
     def shown(*runs):
         for name, tokens, digest, *more in runs:
@@ -172,7 +173,7 @@ def test_runs_beside_each_other_must_have_the_same_text_and_length(tmp_path, cap
 
     same = shown(("one", 100, "a"), ("two", 100, "a"))
     assert "on test:" in same and "WARNING" not in same
-    assert same.count("90.50         1.2500               0.500            0.70") == 2
+    assert same.count("90.50         1.2500               0.750            0.70") == 2
     assert "different lengths of text: 1.98 to 2 MB" in shown(("one", 100, "a"), ("two", 99, "a"))
     assert "WARNING" not in shown(("one", 100, "a"), ("two", 79, "a", None, 80))  # another vocabulary
     assert "read different texts" in shown(("one", 100, "a"), ("two", 90, "b"))

@@ -63,14 +63,15 @@ def steps_of(short: str, length: int) -> dict[str, tuple]:
     import torch
 
     from nas.core.config import TrainOptions
-    from nas.inference.generation import Sampling, generate_tokens
+    from nas.inference.generation import Predictor, Sampling, generate_tokens
     from nas.training.device import choose_runtime
 
     def step(samples: int):
         generator = torch.Generator().manual_seed(0)
         prompt = np.random.default_rng(0).integers(VOCABULARY, size=2 * length + 1)
         model, device = new_decoder(short, length).model, choose_runtime(TrainOptions(device="cpu", precision="fp32"))
-        drawn = generate_tokens(model, device, (length, length), prompt, samples, Sampling(), generator)
+        predictor = Predictor(model, None, device, (length, length), prompt, samples)
+        drawn = generate_tokens(predictor, Sampling(), generator)
         return lambda: next(drawn)
 
     return {column(samples): (step(samples), samples) for samples in SAMPLES}

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.operations.operation import BareReader, Operation, State, last
+from models.operations.operation import BareReader, Operation, State, last, limit
 
 
 def new_kernel(taps: int, channels: int) -> nn.Parameter:
@@ -74,6 +74,8 @@ class CachedConvolution(nn.Module):
         return {"products": kernel.new_zeros(rows, len(kernel) - 1, kernel.shape[-1])}
 
     def forward(self, x, state, segment):
-        operation = self.operation
-        branch, products = operation.mix(operation.prepare(x), x.shape[1], state["products"])
-        return operation.finish(x, branch), {"products": last(products, operation.reach)}
+        operation, before = self.operation, state["products"]
+        seen = last(before, limit(segment.memory, operation.reach))
+        branch, products = operation.mix(operation.prepare(x), x.shape[1], seen)
+        after = torch.cat([before, products[:, seen.shape[1] :]], dim=1)
+        return operation.finish(x, branch), {"products": last(after, operation.reach)}

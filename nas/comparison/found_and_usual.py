@@ -112,7 +112,7 @@ def describe(folder: Path, plan: Config) -> str:
     alone = found["network_bits_per_byte"] / usual["network_bits_per_byte"] - 1
     line = f"found against usual{' (the reference)' if is_reference else ''}: {bits:+.1%} bits per byte"
     line += "" if found["bits_per_byte"] == found["network_bits_per_byte"] else f" (networks alone: {alone:+.1%})"
-    line += f", at {found['time_ratio_to_usual']:.2f} of the time"
+    line += f", at {found['time_ratio_to_usual']:.2f} of the time of its network"
     line += "" if is_reference else f"; {to_reference:.2f} of the reference's time"
     line += f", and the budget is {choice['budget']:.3g}" if timed else ""
     lines = [f"{name} network: {describe_network(summary[name])}" for name in (FOUND, USUAL)]

@@ -188,7 +188,8 @@ def notices(results: list[NetworkResult]) -> list[str]:
 
 def training_warning(results: list[NetworkResult]) -> str | None:
     """A warning that names the networks whose mean perplexity per token on valid shows hardly any training."""
-    perplexities = {r.name: np.mean([run["valid"]["perplexity"] for run in r.runs]) / r.vocab_size for r in results}
+    own = {r.name: [(run["network"] or run)["valid"]["perplexity"] / r.vocab_size for run in r.runs] for r in results}
+    perplexities = {name: np.mean(values) for name, values in own.items()}
     if not (untrained := [name for name, share in perplexities.items() if share > UNTRAINED]):
         return None
     why = "The perplexity per token on valid is above a quarter of the vocabulary's size, so the claims mean little"

@@ -80,8 +80,7 @@ def read_contenders(settings: Settings, path: Path, overrides: list[str]) -> lis
 
 def read_contender(name: str, path: Path, settings: Settings, recipe: Config, overrides: list[str]) -> Contender:
     """The contender of a rule, or of a pattern file relative to COMPARISON.yaml at `path`."""
-    seeds = settings.seeds[:1] if name in settings.once else settings.seeds
-    file = path.parent / name
+    file, given_name = path.parent / name, name
     if name in RULES:
         content = {"format": PATTERN_FORMAT, "blocks": RULES[name](recipe.model.blocks)}
     elif not file.exists() and file.suffix not in (".yaml", ".yml"):
@@ -103,4 +102,5 @@ def read_contender(name: str, path: Path, settings: Settings, recipe: Config, ov
     sizes += [f"h{config.model.heads}"] * (config.model.heads != usual)
     key = "-".join([*sizes, file_name(blocks)])
     name = key if name == Path(PATTERN).stem else name  # derive.py calls all its files so
-    return Contender(name, content | {"blocks": blocks}, config, key, seeds)
+    once = given_name in settings.once or not blocks  # without a network all seeds are equal
+    return Contender(name, content | {"blocks": blocks}, config, key, settings.seeds[:1] if once else settings.seeds)

@@ -13,6 +13,7 @@ PRIOR = (
 STEPS = 60  # of L-BFGS
 MOST_TOKENS = 100_000  # that a gate is fitted to
 SMALLEST = 1e-300
+DEVIATIONS = 4  # standard deviations from the mean, see usual_range()
 
 
 def masked_softmax(logits: np.ndarray, votes: np.ndarray) -> np.ndarray:
@@ -36,6 +37,12 @@ def penalised_loss(flat: np.ndarray, inputs: np.ndarray, p: np.ndarray, votes: n
     gradient = inputs.T @ (weights - joint / total).astype(inputs.dtype) + 2 * PRIOR * values
     loss = PRIOR * (flat**2).sum() - np.log(total).sum(dtype=np.float64)
     return loss / len(p), gradient.ravel().astype(np.float64) / len(p)
+
+
+def usual_range(features: np.ndarray) -> np.ndarray:
+    """The bounds [2, F] beyond which inputs of a gate are cut off, because it has not been fitted there."""
+    mean, reach = features.mean(axis=0), DEVIATIONS * features.std(axis=0)
+    return np.array([mean - reach, mean + reach])
 
 
 def fit_gate(features: np.ndarray, p: np.ndarray, votes: np.ndarray) -> np.ndarray:

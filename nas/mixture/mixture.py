@@ -22,7 +22,7 @@ from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE
 from nas.mixture.cache import FEATURES, Cache, decays_of
 from nas.mixture.counts import Counts, corpus_counts, counts_distribution, describe_counts, link_counts, read_counts
-from nas.mixture.gate import MOST_TOKENS, SMALLEST, fit_gate, masked_softmax
+from nas.mixture.gate import MOST_TOKENS, SMALLEST, fit_gate, masked_softmax, usual_range
 
 FORMAT = "par-mixture/1"
 SETTINGS, COUNTS = "mixture.json", "counts"
@@ -43,7 +43,8 @@ class Seen(NamedTuple):
 class Mixture:
     """The parts and the gate. cache: its orders. counts: their folder, None: no counts. order: of the counts.
 
-    width: D, 0: no network. gate: its weights [F + 1, P], None: not fitted yet. vocabulary: the digest of the ids.
+    width: D, 0: no network. gate: its weights [F + D + 1, P], None: not fitted yet. bounds: of its features [2, F].
+    vocabulary: the digest of the ids.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class Mixture:
         vocab_size: int,
         vocabulary: str,
         gate: np.ndarray | None = None,
+        bounds: np.ndarray | None = None,
     ):
-        self.cache, self.order, self.width, self.gate = cache, order if counts else 0, width, gate
+        self.cache, self.order, self.width = cache, order if counts else 0, width
+        self.gate, self.bounds = gate, bounds
         self.vocab_size, self.vocabulary, self.folder = vocab_size, vocabulary, counts
         self.counts = Counts.load(counts) if counts else None
         self.parts = [NETWORK] * bool(width) + [f"cache {order}" for order in cache] + ["counts"] * bool(counts)
@@ -91,7 +94,9 @@ class Mixture:
 
     def fit_to(self, seen: Seen) -> None:
         step = -(-len(seen.p) // MOST_TOKENS) or 1
-        inputs = np.append(seen.features[::step], seen.hidden[::step], axis=1)
+        features = seen.features[::step]
+        self.bounds = usual_range(features) if len(features) else np.zeros((2, features.shape[1]))
+        inputs = np.append(np.clip(features, *self.bounds), seen.hidden[::step], axis=1)
         self.gate = fit_gate(inputs, seen.p[::step], seen.votes[::step])
 
     def mix(self, seen: Seen, without: tuple[str, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
@@ -104,7 +109,8 @@ class Mixture:
     def logits(self, seen: Seen) -> np.ndarray:
         """Of the gate [N, P]."""
         known, hidden = np.split(self.gate[:-1].astype(np.float32), [seen.features.shape[1]])
-        return seen.features @ known + seen.hidden @ hidden + self.gate[-1]
+        features = np.clip(seen.features, *self.bounds.astype(np.float32))
+        return features @ known + seen.hidden @ hidden + self.gate[-1]
 
     def save(self, folder: Path) -> None:
         """Write mixture.json and the folder of the counts."""
@@ -123,6 +129,7 @@ class Mixture:
             "vocabulary_sha256": self.vocabulary,
             "counts_sha256": {file.name: sha256_of(file) for file in files},
             "gate": self.gate.tolist(),
+            "bounds": self.bounds.tolist(),
         }
         write_text(folder / SETTINGS, json.dumps(content) + "\n")
 
@@ -148,15 +155,20 @@ def load_mixture(folder: Path) -> Mixture | None:
         if (folder / RESULTS).exists() and read_yaml(folder / RESULTS)["mixture"]:
             raise InputError(f"{file} is missing; remove {folder / RESULTS} and continue the training with --resume")
         return None
-    content = read_yaml(file)
-    if content.get("format") != FORMAT:
-        raise InputError(f"{file} has format {content.get('format')!r}; this version reads {FORMAT!r}")
+    try:
+        content = json.loads(file.read_text())
+        valid = content["format"] == FORMAT and content["decays"] == decays_of(content["cache"])
+    except (ValueError, TypeError, KeyError):
+        valid = False
+    if not valid:
+        raise InputError(f"{file} is damaged, or of another version; this one reads {FORMAT!r} with its own decays")
     if content["vocabulary_sha256"] != vocabulary_digest(folder / VOCABULARY):
         raise InputError(f"{file} belongs to another vocabulary than that in {folder / VOCABULARY}; copy both together")
     for name, digest in content["counts_sha256"].items():
         if not (counts / name).exists() or sha256_of(counts / name) != digest:
             raise InputError(f"{counts / name} is missing or damaged: it is not the file of {SETTINGS}")
-    about = content["width"], content["vocab_size"], content["vocabulary_sha256"], np.array(content["gate"])
+    about = content["width"], content["vocab_size"], content["vocabulary_sha256"]
+    about = *about, np.array(content["gate"]), np.array(content["bounds"])
     return Mixture(content["cache"], counts if content["counts"] else None, content["counts"], *about)
 
 

@@ -41,10 +41,10 @@ def csv_records(result: NetworkResult) -> list[dict]:
         for split in ("valid", "test"):
             words = run[split]["word_perplexity"] if run[split]["word_perplexity_comparable"] else None
             record |= {f"{split}_word_perplexity": words, f"{split}_bits_per_byte": run[split]["bits_per_byte"]}
-            record |= {f"{split}_network_bits_per_byte": run["network"] and run["network"][split]["bits_per_byte"]}
         record |= {"parameters": run["parameters"], "flops_per_token": run["flops_per_token"]}
         record |= {"ms_per_1000_bytes": result.latency, "latency_ratio": result.ratio}
-        records.append(record | {"train_hours": run["wall_time_s"] / 3600})
+        alone = run["network"] and run["network"]["test"]["bits_per_byte"]
+        records.append(record | {"network_test_bits_per_byte": alone, "train_hours": run["wall_time_s"] / 3600})
     return records
 
 
