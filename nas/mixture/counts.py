@@ -53,24 +53,31 @@ class Counts(NamedTuple):
 
 def count_ngrams(tokens: np.ndarray, vocab_size: int, order: int) -> Counts:
     """The n-grams up to an order of a text [T]. The first token of the text counts as one with a token before it."""
+    dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
     tokens = tokens.astype(np.int64)
     ranks, own = tokens, np.bincount(tokens, minlength=vocab_size)  # the node of each place, within its order
-    last, parents, suffixes, counts, first = [np.arange(vocab_size)], [None], [None], [own], [int(tokens[0])]
+    last, parents, suffixes, counts, first = (
+        [np.arange(vocab_size, dtype=dtype)],
+        [None],
+        [None],
+        [own],
+        [int(tokens[0])],
+    )
     for n in range(2, min(order, len(tokens)) + 1):
         keys = ranks[: len(tokens) - n + 1] * vocab_size + tokens[n - 1 :]
         places = np.argsort(keys)
         keys = keys[places]
         begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-        number = np.diff(np.append(begins, len(keys)))
-        suffixes.append(ranks[places[begins] + 1])
+        number = np.diff(np.append(begins, len(keys))).astype(np.uint32)  # small types, because texts may be large
+        suffixes.append(ranks[places[begins] + 1].astype(np.uint32))
         ranks = np.empty(len(keys), np.int64)
         ranks[places] = np.repeat(np.arange(len(begins)), number)
-        parents.append(keys[begins] // vocab_size)
-        last.append(keys[begins] % vocab_size)
+        parents.append((keys[begins] // vocab_size).astype(np.uint32))
+        last.append((keys[begins] % vocab_size).astype(dtype))
         counts.append(number)
         first.append(int(ranks[0]))
     for n in range(len(counts) - 1):  # below the highest order: the number of different tokens before
-        counts[n] = np.bincount(suffixes[n + 1], minlength=len(last[n]))
+        counts[n] = np.bincount(suffixes[n + 1], minlength=len(last[n])).astype(np.uint32)
         counts[n][first[n]] += 1
     p, backoff, starts, nodes = [1 / vocab_size], [], [], np.cumsum([0, *map(len, last)])
     for n, number in enumerate(counts):
@@ -82,10 +89,10 @@ def count_ngrams(tokens: np.ndarray, vocab_size: int, order: int) -> Counts:
         total = np.bincount(parent, number, size)
         backoff.append(np.where(total, np.bincount(parent, lost, size) / np.maximum(total, 1), 1))
         p.append((number - lost) / total[parent] + backoff[-1][parent] * p[-1][suffixes[n]])
+        p[-2], parents[n], suffixes[n] = p[-2].astype(np.float32), None, None
         starts.append(nodes[n] + np.cumsum(np.append(0, np.bincount(parent, minlength=size)[:-1])))
-    dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
     return Counts(
-        np.concatenate(last).astype(dtype),
+        np.concatenate(last),
         np.concatenate(p[1:]).astype(np.float32),
         np.concatenate([*backoff, []]).astype(np.float32),
         np.concatenate([*starts, nodes[-1:]]).astype(np.uint32),
