@@ -152,7 +152,7 @@ def load_mixture(folder: Path) -> Mixture | None:
     """The mixture of a run folder or an export; None if it has none. Raises InputError if it is damaged."""
     file, counts = folder / MIXTURE / SETTINGS, folder / MIXTURE / COUNTS
     if not file.exists():
-        if (folder / RESULTS).exists() and read_yaml(folder / RESULTS)["mixture"]:
+        if (folder / RESULTS).exists() and read_yaml(folder / RESULTS).get("mixture"):
             raise InputError(f"{file} is missing; remove {folder / RESULTS} and continue the training with --resume")
         return None
     try:

@@ -127,9 +127,9 @@ def training_section(run: Path) -> dict:
 
 
 def mixture_section(results: dict | None) -> dict:
-    """The figure of what each part gives, and the coloured tokens; empty without a mixture."""
+    """The figure of what each part gives, and the coloured tokens; None without a mixture."""
     if not results or not results["mixture"]:
-        return {}
+        return {"coloured": None, "gains": None}
     colours, tokens = figures.PART_COLOURS, []
     for text, part, p in results["mixture"]["sample"]:
         strength = round(255 * (0.25 + 0.75 * p))  # of the colour
