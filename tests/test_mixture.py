@@ -301,3 +301,9 @@ def test_an_export_hands_the_mixture_on(mixed, tmp_path):
     assert "without a network, so there is no graph" in refuse(
         "export", mixed["none"], "--format", "onnx", "--out", tmp_path / "graph"
     )
+
+
+def test_a_stream_of_two_tokens_can_be_fitted(corpus):
+    mixture = open_mixture(MixtureOptions(), corpus, 0)
+    seen = mixture.look(corpus.tokens("valid")[:2], None, None)
+    assert np.isfinite(mixture.fit(seen)).all() and np.isfinite(mixture.mix(seen)[0]).all()
