@@ -6,7 +6,7 @@ from nas.core.config import Config
 from nas.core.config_loading import REPORT, load_config, simplify
 from nas.core.errors import RunError
 from nas.core.files import read_yaml, write_yaml
-from nas.core.outcome import predictor_ms
+from nas.core.outcome import mixture_ms, predictor_ms
 from nas.core.pattern import FORMAT, abbreviate, interleaved
 from nas.core.run_folder import (
     CHECKPOINT,
@@ -86,7 +86,7 @@ def summarize(folder: Path, plan: Config) -> dict:
         about = {"vocab_size": networks[name][2].vocab_size, "d_model": config.model.d_model}
         about |= {"blocks": results["pattern"], "dropout": config.model.dropout}
         alone = {f"network_{key}": results["network"]["test"][key] for key in QUALITY}
-        mixture = {"mixture_ms_per_1000_bytes": (results["mixture"] or {}).get("ms_per_1000_bytes", 0.0)}
+        mixture = {"mixture_ms_per_1000_bytes": mixture_ms(results)}
         summary[name] = about | {key: results["test"][key] for key in QUALITY} | alone | mixture
     if (whole := interleaved(plan.model.blocks)) != networks[USUAL][0]:
         networks["reference"] = whole, resolve_auto(plan, corpus), corpus

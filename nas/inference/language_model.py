@@ -19,7 +19,7 @@ from nas.mixture.mixture import Mixture, load_mixture
 from nas.retraining.weights import read_trained, set_weights
 from nas.training.build import build_fixed
 from nas.training.device import Runtime, choose_runtime
-from nas.training.evaluation import evaluation_lengths, reading_lengths, text_metrics, token_nll
+from nas.training.evaluation import evaluation_lengths, read_text, text_metrics
 
 SHOWN = 60  # characters of a line in the printed form of a Score
 
@@ -173,14 +173,12 @@ class LanguageModel:
         return np.array([self.tokenizer.line_end])
 
     def read_network(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """What token_nll() returns for a stream; empty for a single token. None without a network."""
+        """What read_text() returns for a stream; empty for a single token. None without a network."""
         if not self.module:
             return None
         if len(tokens) < 2:
             return np.empty(0), np.empty((0, self.module.d_model))
-        lengths = reading_lengths(self.config, self.module.blocks)
-        with self.runtime.autocast(), self.runtime.disable_compile():
-            return token_nll(self.module, tokens, *lengths, device=self.runtime.device)
+        return read_text(self.config, self.module, tokens, self.runtime)
 
     def score(self, text: str | bytes, by_line: bool = False) -> Score:
         """The nll of a text by the evaluation protocol. by_line: each line is a stream of its own."""

@@ -56,13 +56,8 @@ def count_ngrams(tokens: np.ndarray, vocab_size: int, order: int) -> Counts:
     dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
     tokens = tokens.astype(np.int64)
     ranks, own = tokens, np.bincount(tokens, minlength=vocab_size)  # the node of each place, within its order
-    last, parents, suffixes, counts, first = (
-        [np.arange(vocab_size, dtype=dtype)],
-        [None],
-        [None],
-        [own],
-        [int(tokens[0])],
-    )
+    last, counts, first = [np.arange(vocab_size, dtype=dtype)], [own], [int(tokens[0])]
+    parents, suffixes = [None], [None]  # of each order, as last and counts
     for n in range(2, min(order, len(tokens)) + 1):
         keys = ranks[: len(tokens) - n + 1] * vocab_size + tokens[n - 1 :]
         places = np.argsort(keys)

@@ -5,7 +5,6 @@ import time
 
 import numpy as np
 
-from models.transformer_xl import TransformerXL
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.run_folder import RunFolder
@@ -18,7 +17,7 @@ from nas.retraining.phase import BEST, RetrainPhase
 from nas.training import distributed
 from nas.training.build import check_splits
 from nas.training.device import Runtime
-from nas.training.evaluation import evaluation_lengths, reading_lengths, text_metrics, token_nll
+from nas.training.evaluation import evaluation_lengths, read_text, text_metrics
 from nas.training.trainer import load_checkpoint
 
 RESULTS_FORMAT = "par-results/2"
@@ -37,7 +36,7 @@ def evaluate_best(phase: RetrainPhase, run: RunFolder, pattern_file: dict) -> tu
     model.load_state_dict(best["model"])
     runtime, pattern, (segment, memory) = phase.runtime, run.extra["pattern"], evaluation_lengths(config)
     start = time.perf_counter()
-    read = {split: read_split(config, model, corpus, split, runtime) for split in SPLITS}
+    read = {split: read_text(config, model, corpus.tokens(split), runtime) for split in SPLITS}
     seconds = time.perf_counter() - start
     made = predictor_metrics(config, corpus, read, model.d_model) if distributed.is_main() else ({}, None)
     metrics, mixture = distributed.broadcast_from_main(lambda: made[0]), made[1]
@@ -75,12 +74,6 @@ def evaluate_without_network(config: Config, corpus: Corpus) -> tuple[dict, Mixt
     return {"format": RESULTS_FORMAT, "pattern": [], **metrics, **about}, mixture
 
 
-def read_split(config: Config, model: TransformerXL, corpus: Corpus, split: str, runtime: Runtime) -> tuple:
-    """What a mixture needs of the network on a split: see token_nll()."""
-    with runtime.autocast(), runtime.disable_compile():
-        return token_nll(model, corpus.tokens(split), *reading_lengths(config, model.blocks), device=runtime.device)
-
-
 def sample_of(corpus: Corpus, mixture: Mixture, nll: np.ndarray, shares: np.ndarray) -> list[list]:
     """Text, part with the largest share and probability of each of some tokens of test, from its middle on."""
     first, tokens = len(nll) // 2, corpus.tokens("test")[1:]
@@ -94,7 +87,7 @@ def predictor_metrics(config: Config, corpus: Corpus, read: dict | None, width: 
 
     `valid` and `test` are those of the mixture or, if there is none, of the network. On valid, each half of the text is
     mixed by weights that were fitted to the other half; on test, by weights that were fitted to all of valid.
-    read: {split: what read_split() returns}, None: no network. width: of the network.
+    read: {split: what read_text() returns}, None: no network. width: of the network.
     """
 
     def metrics(split: str, nll: np.ndarray) -> dict:

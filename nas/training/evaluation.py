@@ -124,6 +124,12 @@ def evaluate_split(config: Config, model: nn.Module, blocks, corpus: Corpus, spl
     return text_metrics(total, counted, corpus.meta["splits"][split])
 
 
+def read_text(config: Config, model: nn.Module, tokens: np.ndarray, runtime: Runtime) -> tuple[np.ndarray, np.ndarray]:
+    """What token_nll() returns for a text, at the configured lengths."""
+    with runtime.autocast(), runtime.disable_compile():
+        return token_nll(model, tokens, *reading_lengths(config, model.blocks), device=runtime.device)
+
+
 def reading_lengths(config: Config, blocks) -> tuple[int, int, int, int | None, int]:
     """The arguments of read_stream() from batch_size to period, for a model of these blocks."""
     lengths = config.evaluate.batch_size, *evaluation_lengths(config)
