@@ -75,7 +75,7 @@ def test_counts_are_modified_kneser_ney_and_sum_to_one(order, length):
         context = tuple(stream[max(0, place - order + 1) : place].tolist())
         expected = [p(other, context) for other in range(V)]
         whole = np.zeros(V)
-        counts_distribution(*counts, nodes, whole)
+        counts_distribution(*counts, nodes, 1.0, whole)
         np.testing.assert_allclose(whole, expected, rtol=1e-5)
         assert whole.sum() == pytest.approx(1, abs=1e-6)
         read_counts(stream[place : place + 1], *counts, nodes, found, np.zeros((1, 3 * order - 2)))
@@ -104,16 +104,16 @@ def test_the_cache_equals_a_naive_one_and_sums_to_one(faster):
     reference = [naive_cache(stream.tolist(), n, DECAYS.get(n, 0.9999) * faster) for n in ORDERS]
     for place, token in enumerate(stream):
         features, found = np.zeros((1, FEATURES * len(ORDERS))), np.zeros((1, len(ORDERS)))
-        known = np.zeros_like(features[0])
+        known = np.zeros_like(features)
         cache.describe(known)
         for index, own in enumerate(before[place] for before in reference):
             distribution = np.zeros(V)
             cache.add(np.eye(len(ORDERS))[index], distribution)
             expected = [own.get(other, 0) for other in range(V)]
             np.testing.assert_allclose(distribution, expected, rtol=0, atol=1e-12)
-            assert known[index * FEATURES] == bool(own)
+            assert known[0, index * FEATURES] == bool(own)
         cache.read(stream[place : place + 1], found, features)
-        assert (features[0] == known).all()
+        assert (features == known).all()
         np.testing.assert_allclose(found[0], [own[place].get(token, 0) for own in reference], rtol=0, atol=1e-12)
 
 

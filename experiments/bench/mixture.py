@@ -70,7 +70,7 @@ def main() -> None:
     found |= {f"{name}_s": float(np.median(values)) for name, values in times.items()}
     found["scoring_ratio"] = 1 + float(np.median(np.divide(times["mixture"], times["network"])))
     found["generation_ratio"] = float(np.median(np.divide(times["token_mixed"], times["token"])))
-    counts = model.mixture.counts
+    counts = model.mixture.table
     if counts:
         found["bytes_per_n_gram"] = sum(array.nbytes for array in counts) / len(counts.last)
     if arguments.count:

@@ -58,7 +58,7 @@ class Cache:
         read_tokens(tokens, *self.arrays(), found, features)
 
     def describe(self, features: np.ndarray) -> None:
-        """Write what is known of the next token to features [orders * FEATURES]."""
+        """Write what is known of the next token to features [1, orders * FEATURES]."""
         describe_next(*self.arrays(), features)
 
     def add(self, weights: np.ndarray, out: np.ndarray) -> None:
@@ -70,11 +70,26 @@ class Cache:
 
 
 @njit(cache=True)
-def mix(key):
-    """Scatter the bits of a 64-bit number."""
-    key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return key ^ (key >> np.uint64(31))
+def extend(bits, token):
+    """The hash of some tokens, and another one: the bits of their sum are scattered."""
+    bits = bits * np.uint64(0x9E3779B97F4A7C15) + np.uint64(token + 1)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+@njit(cache=True)
+def hash_recent(recent, hashes):
+    """Write a hash of the last n tokens to hashes [n], for all n."""
+    hashes[0] = np.uint64(0)
+    for length in range(len(recent)):
+        hashes[length + 1] = extend(hashes[length], recent[length])
+
+
+@njit(cache=True)
+def keyed(bits, index):
+    """The key of a hash in an order."""
+    return (bits & ~np.uint64(ORDERS - 1)) | np.uint64(index)
 
 
 @njit(cache=True)
@@ -94,44 +109,40 @@ def place_records(slots, records, count):
 
 
 @njit(cache=True)
-def keyed(bits, index):
-    """A key of an order from scattered bits."""
-    return (mix(bits) & ~np.uint64(ORDERS - 1)) | np.uint64(index)
-
-
-@njit(cache=True)
-def context_key(order, index, recent):
-    bits = np.uint64(index + 1)
-    for place in range(order - 1):
-        bits = mix(bits * np.uint64(0x9E3779B97F4A7C15) + np.uint64(recent[place]))
-    return keyed(bits, index)
-
-
-@njit(cache=True)
 def find_record(slots, records, key):
     """The index of the record of a key; -1: none."""
     return slots[find(slots, records, key)]
 
 
 @njit(cache=True)
-def describe_context(records, record, unit, features):
-    """Whether an order has a vote, and if so the logarithms of the sum of its counts and of the number of followers,
-    and the share of the most frequent one. record: of its context, -1: none. unit: of counts.
+def describe_context(records, record, unit, features, place, first):
+    """Write whether an order has a vote, and if so the logarithms of the sum of its counts and of the number of
+    followers, and the share of the most frequent one, to features [place, first:]. record: of its context, -1: none.
+    unit: of counts.
     """
-    features[:] = 0
+    features[place, first : first + FEATURES] = 0
     if record >= 0 and records[record].count > 0:
         own = records[record]
-        features[0], features[1] = 1, np.log(own.count / unit + 1e-6)
-        features[2], features[3] = np.log(float(own.number)), own.top / own.count
+        features[place, first], features[place, first + 1] = 1, np.log(own.count / unit + 1e-6)
+        features[place, first + 2], features[place, first + 3] = np.log(float(own.number)), own.top / own.count
+
+
+@njit(cache=True)
+def find_contexts(orders, records, slots, recent, sizes, contexts):
+    """Write the record of the present context of each order to contexts [orders], -1: none."""
+    hashes = np.zeros(len(recent) + 1, np.uint64)
+    hash_recent(recent, hashes)
+    for index in range(len(orders)):
+        known = sizes[1] >= orders[index] - 1
+        contexts[index] = find_record(slots, records, keyed(hashes[orders[index] - 1], index)) if known else -1
 
 
 @njit(cache=True)
 def describe_next(orders, decays, records, slots, units, recent, sizes, features):
+    contexts = np.zeros(len(orders), np.int32)
+    find_contexts(orders, records, slots, recent, sizes, contexts)
     for index in range(len(orders)):
-        record = np.int32(-1)
-        if sizes[1] >= orders[index] - 1:
-            record = find_record(slots, records, context_key(orders[index], index, recent))
-        describe_context(records, record, units[index], features[index * FEATURES : (index + 1) * FEATURES])
+        describe_context(records, contexts[index], units[index], features, 0, index * FEATURES)
 
 
 @njit(cache=True)
@@ -147,20 +158,20 @@ def new_record(slots, records, sizes, key):
 @njit(cache=True)
 def read_tokens(tokens, orders, decays, records, slots, units, recent, sizes, found, features):
     keys, contexts = np.zeros((len(orders), 2), np.uint64), np.zeros((len(orders), 2), np.int32)
+    hashes, growth = np.zeros(len(recent) + 1, np.uint64), 1 / decays
     for place in range(len(tokens)):
         token = tokens[place]
+        hash_recent(recent, hashes)
         for index in range(len(orders)):  # apart from the next loop, so that the memory is read for all orders at once
-            keys[index, 0] = context_key(orders[index], index, recent)
-            keys[index, 1] = keyed(keys[index, 0] + np.uint64(token + 1) * np.uint64(0x9E3779B97F4A7C15), index)
-            known = sizes[1] >= orders[index] - 1
+            bits, known = hashes[orders[index] - 1], sizes[1] >= orders[index] - 1
+            keys[index, 0], keys[index, 1] = keyed(bits, index), keyed(extend(bits, token), index)
             contexts[index, 0] = find_record(slots, records, keys[index, 0]) if known else -1
             contexts[index, 1] = find_record(slots, records, keys[index, 1]) if known else -1
         for index in range(len(orders)):
             context, follower, unit = contexts[index, 0], contexts[index, 1], units[index]
-            own = features[place, index * FEATURES : (index + 1) * FEATURES]
-            describe_context(records, context, unit, own)
+            describe_context(records, context, unit, features, place, index * FEATURES)
             found[place, index] = 0.0
-            if own[0] and follower >= 0:
+            if features[place, index * FEATURES] and follower >= 0:
                 found[place, index] = records[follower].count / records[context].count
             if sizes[1] >= orders[index] - 1:
                 if context < 0:
@@ -173,7 +184,7 @@ def read_tokens(tokens, orders, decays, records, slots, units, recent, sizes, fo
                 records[follower].count += unit
                 records[context].count += unit
                 records[context].top = max(records[context].top, records[follower].count)
-            units[index] = unit / decays[index]
+            units[index] = unit * growth[index]
             if units[index] > LARGEST:
                 for record in range(sizes[0]):
                     if records[record].key & np.uint64(ORDERS - 1) == np.uint64(index):
@@ -188,10 +199,10 @@ def read_tokens(tokens, orders, decays, records, slots, units, recent, sizes, fo
 
 @njit(cache=True)
 def add_followers(orders, decays, records, slots, units, recent, sizes, weights, out):
+    contexts = np.zeros(len(orders), np.int32)
+    find_contexts(orders, records, slots, recent, sizes, contexts)
     for index in range(len(orders)):
-        if sizes[1] < orders[index] - 1:
-            continue
-        context = find_record(slots, records, context_key(orders[index], index, recent))
+        context = contexts[index]
         if context >= 0 and records[context].count > 0:
             factor, follower = weights[index] / records[context].count, records[context].link
             while follower >= 0:

@@ -42,7 +42,7 @@ class Counts(NamedTuple):
     def load(cls, folder: Path) -> "Counts":
         """Map the files into memory. Raises InputError if one is missing or damaged."""
         try:
-            counts = cls(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in cls._fields))
+            counts = cls(*(np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in cls._fields))
         except (OSError, ValueError, EOFError):
             raise InputError(f"{folder} is damaged: it must hold last, p, backoff and starts.npy") from None
         nodes = len(counts.last)
@@ -151,18 +151,18 @@ def longest_context(starts, nodes):
 
 
 @njit(cache=True)
-def describe_counts(backoff, starts, nodes, features):
-    """Write what is known before the next token: for each length of a context, whether it is the longest one, and if so
-    the logarithm of its number of children and its backoff; at last the logarithm of the backoff.
+def describe_counts(backoff, starts, nodes, features, place):
+    """Write what is known before the next token to features [place]: for each length of a context, whether it is the
+    longest one, and if so the logarithm of its number of children and its backoff; at last the logarithm of that.
     """
-    features[:] = 0
+    features[place] = 0
     length = longest_context(starts, nodes)
     if length:
         node = nodes[length]
-        features[3 * length - 3] = 1
-        features[3 * length - 2] = np.log(np.float64(starts[node + 1] - starts[node]))
-        features[3 * length - 1] = backoff[node]
-        features[-1] = np.log(backoff[node] + 1e-4)
+        features[place, 3 * length - 3] = 1
+        features[place, 3 * length - 2] = np.log(np.float64(starts[node + 1] - starts[node]))
+        features[place, 3 * length - 1] = backoff[node]
+        features[place, -1] = np.log(backoff[node] + 1e-4)
 
 
 @njit(cache=True)
@@ -174,7 +174,7 @@ def read_counts(tokens, last, p, backoff, starts, nodes, found, features):
     highest = len(nodes) - 1
     for place in range(len(tokens)):
         token, factor, known = tokens[place], 1.0, False
-        describe_counts(backoff, starts, nodes, features[place])
+        describe_counts(backoff, starts, nodes, features, place)
         for length in range(highest, 0, -1):
             node, child = nodes[length], np.int64(-1)
             if node >= 0:
@@ -192,9 +192,9 @@ def read_counts(tokens, last, p, backoff, starts, nodes, found, features):
 
 
 @njit(cache=True)
-def counts_distribution(last, p, backoff, starts, nodes, found):
-    """Write the distribution of the next token to found [V]. nodes: as in read_counts()."""
-    highest, factors = len(nodes) - 1, np.ones(len(nodes))
+def counts_distribution(last, p, backoff, starts, nodes, weight, found):
+    """Write the distribution of the next token times a weight to found [V]. nodes: as in read_counts()."""
+    highest, factors = len(nodes) - 1, np.full(len(nodes), weight)
     for length in range(highest, 0, -1):
         factors[length - 1] = factors[length] * (backoff[nodes[length]] if nodes[length] >= 0 else 1.0)
     for token in range(len(found)):

@@ -5,10 +5,11 @@ N tokens, P parts, F features.
 """
 
 import numpy as np
+from numba import njit
 from scipy.optimize import minimize
 
 PRIOR = (
-    0.5  # of the sum of squared weights for standardised features, in nats: each is drawn from a normal distribution
+    0.5  # of the sum of squared weights for standardised features, in nats: they are drawn from a normal distribution
 )
 STEPS = 60  # of L-BFGS
 MOST_TOKENS = 100_000  # that a gate is fitted to
@@ -23,6 +24,35 @@ def masked_softmax(logits: np.ndarray, votes: np.ndarray) -> np.ndarray:
     np.exp(weights, out=weights)
     weights /= weights.sum(axis=1, keepdims=True)
     return weights
+
+
+@njit(cache=True, fastmath={"reassoc", "contract"})
+def mix_parts(p, votes, features, hidden, gate, bounds, nll, shares):
+    """Write the nll [N] of targets, and how much each part gives of their probability [N, P].
+
+    p, votes [N, P], features [N, F], hidden [N, D]; gate [P, F + D + 1], bounds [2, F]: float32.
+    """
+    (count, parts), known, width = p.shape, features.shape[1], hidden.shape[1]
+    inputs = np.ones(gate.shape[1], np.float32)
+    for place in range(count):
+        for index in range(known):
+            inputs[index] = min(max(features[place, index], bounds[0, index]), bounds[1, index])
+        inputs[known : known + width] = hidden[place]
+        highest, total, given = np.float32(-np.inf), 0.0, 0.0
+        for part in range(parts):
+            logit = np.float32(0)
+            for index in range(len(inputs)):
+                logit += gate[part, index] * inputs[index]
+            shares[place, part] = logit
+            if votes[place, part] and logit > highest:
+                highest = logit
+        for part in range(parts):
+            weight = np.exp(np.float32(shares[place, part]) - highest) if votes[place, part] else np.float32(0)
+            total += weight
+            shares[place, part] = weight * p[place, part]
+            given += shares[place, part]
+        shares[place] /= max(given, SMALLEST)
+        nll[place] = np.log(total) - np.log(max(given, SMALLEST))
 
 
 def penalised_loss(flat: np.ndarray, inputs: np.ndarray, p: np.ndarray, votes: np.ndarray) -> tuple[float, np.ndarray]:
@@ -41,6 +71,8 @@ def penalised_loss(flat: np.ndarray, inputs: np.ndarray, p: np.ndarray, votes: n
 
 def usual_range(features: np.ndarray) -> np.ndarray:
     """The bounds [2, F] beyond which inputs of a gate are cut off, because it has not been fitted there."""
+    if not len(features):
+        return np.zeros((2, features.shape[1]))
     mean, reach = features.mean(axis=0), DEVIATIONS * features.std(axis=0)
     return np.array([mean - reach, mean + reach])
 

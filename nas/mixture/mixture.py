@@ -8,6 +8,7 @@ and how surely, and the last hidden state of the network. N tokens, P parts, V v
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,47 +23,45 @@ from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE
 from nas.mixture.cache import FEATURES, Cache, decays_of
 from nas.mixture.counts import Counts, corpus_counts, counts_distribution, describe_counts, link_counts, read_counts
-from nas.mixture.gate import MOST_TOKENS, SMALLEST, fit_gate, masked_softmax, usual_range
+from nas.mixture.gate import MOST_TOKENS, fit_gate, mix_parts, usual_range
 
 FORMAT = "par-mixture/1"
 SETTINGS, COUNTS = "mixture.json", "counts"
 NETWORK = "network"
 
 
+SAVED = "cache", "counts", "width", "vocab_size", "vocabulary_sha256"  # fields of a mixture in its file
+
+
 class Seen(NamedTuple):
-    """What parts predict of some tokens. p [N, P]: the probability of each token, 0 without a vote. votes [N, P].
+    """What parts predict of some tokens. p [N, P]: the probability of each token, 0 without a vote.
     features [N, F], hidden [N, D]: the inputs of the gate.
     """
 
     p: np.ndarray
-    votes: np.ndarray
     features: np.ndarray
     hidden: np.ndarray
 
 
+@dataclass
 class Mixture:
-    """The parts and the gate. cache: its orders. counts: their folder, None: no counts. order: of the counts.
+    """The parts and the gate."""
 
-    width: D, 0: no network. gate: its weights [F + D + 1, P], None: not fitted yet. bounds: of its features [2, F].
-    vocabulary: the digest of the ids.
-    """
+    cache: list[int]  # its orders
+    counts: int  # their order; 0: none
+    width: int  # D; 0: no network
+    vocab_size: int
+    vocabulary_sha256: str  # of the files of the ids
+    folder: Path  # of the counts
+    gate: np.ndarray | None = None  # its weights [F + D + 1, P]; None: not fitted yet
+    bounds: np.ndarray | None = None  # of its features [2, F]
 
-    def __init__(
-        self,
-        cache: list[int],
-        counts: Path | None,
-        order: int,
-        width: int,
-        vocab_size: int,
-        vocabulary: str,
-        gate: np.ndarray | None = None,
-        bounds: np.ndarray | None = None,
-    ):
-        self.cache, self.order, self.width = cache, order if counts else 0, width
-        self.gate, self.bounds = gate, bounds
-        self.vocab_size, self.vocabulary, self.folder = vocab_size, vocabulary, counts
-        self.counts = Counts.load(counts) if counts else None
-        self.parts = [NETWORK] * bool(width) + [f"cache {order}" for order in cache] + ["counts"] * bool(counts)
+    def __post_init__(self):
+        self.table = Counts.load(self.folder) if self.counts else None
+        own = [f"cache {order}" for order in self.cache]
+        self.parts = [NETWORK] * bool(self.width) + own + ["counts"] * bool(self.counts)
+        self.cached = slice(bool(self.width), bool(self.width) + len(own))  # the parts of the cache
+        self.known = FEATURES * len(own)  # the number of its features, which stand first
 
     def start(self) -> "Stream":
         """A stream that begins."""
@@ -81,53 +80,47 @@ class Mixture:
             seen = seen._replace(hidden=hidden)
         return seen
 
+    def votes(self, features: np.ndarray) -> np.ndarray:
+        """Whether each part has a vote [N, P]."""
+        votes = np.ones((len(features), len(self.parts)), bool)
+        votes[:, self.cached] = features[:, : self.known : FEATURES] > 0
+        return votes
+
     def fit(self, seen: Seen) -> np.ndarray:
         """Fit the gate. Returns the nll [N] of the same tokens; each half has the weights fitted to the other half."""
         middle, found = len(seen.p) // 2, []
         halves = slice(0, middle), slice(middle, None)
         for other, own in zip(halves[::-1], halves, strict=True):
-            part = Seen(*(array[own] for array in seen))
             self.fit_to(Seen(*(array[other] for array in seen)))
-            found.append(self.mix(part)[0])
+            found.append(self.mix(Seen(*(array[own] for array in seen)))[0])
         self.fit_to(seen)
         return np.concatenate(found)
 
     def fit_to(self, seen: Seen) -> None:
-        step = -(-len(seen.p) // MOST_TOKENS) or 1
-        features = seen.features[::step]
-        self.bounds = usual_range(features) if len(features) else np.zeros((2, features.shape[1]))
-        inputs = np.append(np.clip(features, *self.bounds), seen.hidden[::step], axis=1)
-        self.gate = fit_gate(inputs, seen.p[::step], seen.votes[::step])
+        p, features, hidden = (array[:: -(-len(seen.p) // MOST_TOKENS) or 1] for array in seen)
+        self.bounds = usual_range(features)
+        inputs = np.append(np.clip(features, *self.bounds), hidden, axis=1)
+        self.gate = fit_gate(inputs, p, self.votes(features))
 
     def mix(self, seen: Seen, without: tuple[str, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
         """The nll [N], and how much each part gives of the probability [N, P]. without: parts that get no vote."""
-        votes = seen.votes & ~np.isin(self.parts, without)
-        joint = masked_softmax(self.logits(seen), votes) * seen.p
-        total = joint.sum(axis=1, keepdims=True)
-        return -np.log(np.maximum(total[:, 0], SMALLEST)), joint / np.maximum(total, SMALLEST)
-
-    def logits(self, seen: Seen) -> np.ndarray:
-        """Of the gate [N, P]."""
-        known, hidden = np.split(self.gate[:-1].astype(np.float32), [seen.features.shape[1]])
-        features = np.clip(seen.features, *self.bounds.astype(np.float32))
-        return features @ known + seen.hidden @ hidden + self.gate[-1]
+        votes = self.votes(seen.features) & [part not in without for part in self.parts]
+        nll, shares = np.empty(len(seen.p)), np.empty(seen.p.shape)
+        gate = np.ascontiguousarray(self.gate.T, np.float32), self.bounds.astype(np.float32)
+        mix_parts(seen.p, votes, seen.features, seen.hidden, *gate, nll, shares)
+        return nll, shares
 
     def save(self, folder: Path) -> None:
         """Write mixture.json and the folder of the counts."""
-        if self.folder:
-            link_counts(self.folder, folder / COUNTS)
         folder.mkdir(exist_ok=True)
-        files = sorted(self.folder.iterdir()) if self.folder else []
+        if self.counts:
+            link_counts(self.folder, folder / COUNTS)
         content = {
             "format": FORMAT,
             "parts": self.parts,
-            "cache": self.cache,
             "decays": decays_of(self.cache),
-            "counts": self.order,
-            "width": self.width,
-            "vocab_size": self.vocab_size,
-            "vocabulary_sha256": self.vocabulary,
-            "counts_sha256": {file.name: sha256_of(file) for file in files},
+            **{name: getattr(self, name) for name in SAVED},
+            "counts_sha256": {file.name: sha256_of(file) for file in sorted(folder.glob(f"{COUNTS}/*"))},
             "gate": self.gate.tolist(),
             "bounds": self.bounds.tolist(),
         }
@@ -143,9 +136,9 @@ def open_mixture(options: MixtureOptions, corpus: Corpus, width: int) -> Mixture
         return None
     if (count := len(corpus.tokens("train"))) < options.counts:
         raise InputError(f"the train split has {count} tokens: mixture.counts={options.counts} needs as many")
-    counts = corpus_counts(corpus, options.counts) if options.counts else None
+    counts = corpus_counts(corpus, options.counts) if options.counts else corpus.folder
     digest = vocabulary_digest(corpus.folder / VOCABULARY)
-    return Mixture(options.cache, counts, options.counts, width, corpus.vocab_size, digest)
+    return Mixture(options.cache, options.counts, width, corpus.vocab_size, digest, counts)
 
 
 def load_mixture(folder: Path) -> Mixture | None:
@@ -167,9 +160,8 @@ def load_mixture(folder: Path) -> Mixture | None:
     for name, digest in content["counts_sha256"].items():
         if not (counts / name).exists() or sha256_of(counts / name) != digest:
             raise InputError(f"{counts / name} is missing or damaged: it is not the file of {SETTINGS}")
-    about = content["width"], content["vocab_size"], content["vocabulary_sha256"]
-    about = *about, np.array(content["gate"]), np.array(content["bounds"])
-    return Mixture(content["cache"], counts if content["counts"] else None, content["counts"], *about)
+    about = {name: content[name] for name in SAVED}
+    return Mixture(**about, folder=counts, gate=np.array(content["gate"]), bounds=np.array(content["bounds"]))
 
 
 def vocabulary_digest(folder: Path) -> str:
@@ -183,45 +175,36 @@ class Stream:
 
     def __init__(self, mixture: Mixture):
         self.mixture, self.cache = mixture, Cache(mixture.cache)
-        self.nodes = np.full(max(1, mixture.order), -1, np.int64)  # of the counts
+        self.nodes = np.full(max(1, mixture.counts), -1, np.int64)  # of the counts
 
-    def empty(self, count: int) -> tuple[Seen, slice, slice, slice]:
-        """Room for what is known of tokens, and the columns of the cache, and of both features."""
-        mixture, first = self.mixture, bool(self.mixture.width)
-        orders, sizes = len(mixture.cache), FEATURES * len(mixture.cache)
-        more = max(0, 3 * mixture.order - 2)
-        p = np.zeros((count, len(mixture.parts)))
-        features, hidden = (np.zeros((count, size), np.float32) for size in (sizes + more, 0))
-        seen = Seen(p, np.ones(p.shape, bool), features, hidden)
-        return seen, slice(first, first + orders), slice(sizes), slice(sizes, sizes + more)
+    def room(self, count: int) -> Seen:
+        """Empty arrays for what is known of tokens."""
+        mixture = self.mixture
+        sizes = len(mixture.parts), mixture.known + max(0, 3 * mixture.counts - 2), 0
+        return Seen(*(np.zeros((count, size), dtype) for size, dtype in zip(sizes, "dff", strict=True)))
 
     def read(self, tokens: np.ndarray) -> Seen:
         """Predict each of the next tokens, and read it. The columns of the network stay empty."""
-        seen, cache, cached, counted = self.empty(len(tokens))
-        tokens, counts = np.ascontiguousarray(tokens, np.int64), self.mixture.counts
-        if cached.stop:
-            self.cache.read(tokens, seen.p[:, cache], seen.features[:, cached])
-            seen.votes[:, cache] = seen.features[:, cached][:, ::FEATURES] > 0
-        if counts:
-            read_counts(tokens, *counts, self.nodes, seen.p[:, -1], seen.features[:, counted])
+        mixture, seen, tokens = self.mixture, self.room(len(tokens)), np.ascontiguousarray(tokens, np.int64)
+        self.cache.read(tokens, seen.p[:, mixture.cached], seen.features[:, : mixture.known])
+        if mixture.counts:
+            read_counts(tokens, *mixture.table, self.nodes, seen.p[:, -1], seen.features[:, mixture.known :])
         return seen
 
     def predict(self, log_p: np.ndarray | None, hidden: np.ndarray | None) -> np.ndarray:
         """The distribution of the next token [V]. log_p [V], hidden [D]: of the network."""
-        seen, cache, cached, counted = self.empty(1)
-        mixture, counts = self.mixture, self.mixture.counts
-        self.cache.describe(seen.features[0, cached])
-        seen.votes[:, cache] = seen.features[:, cached][:, ::FEATURES] > 0
-        if counts:
-            describe_counts(counts.backoff, counts.starts, self.nodes, seen.features[0, counted])
+        mixture, seen = self.mixture, self.room(1)
+        self.cache.describe(seen.features[:, : mixture.known])
+        if mixture.counts:
+            table, features = mixture.table, seen.features[:, mixture.known :]
+            describe_counts(table.backoff, table.starts, self.nodes, features, 0)
         if mixture.width:
             seen = seen._replace(hidden=hidden[None])
-        weights = masked_softmax(mixture.logits(seen), seen.votes)[0]
-        found = np.zeros(mixture.vocab_size)
-        if counts:
-            counts_distribution(*counts, self.nodes, found)
-            found *= weights[-1]
+        seen.p[:] = 1  # so that the shares are the weights
+        weights, found = mixture.mix(seen)[1][0], np.zeros(mixture.vocab_size)
+        if mixture.counts:
+            counts_distribution(*mixture.table, self.nodes, weights[-1], found)
         if mixture.width:
-            found += weights[0] * np.exp(log_p)
-        self.cache.add(np.ascontiguousarray(weights[cache]), found)
+            found += float(weights[0]) * np.exp(log_p)
+        self.cache.add(weights[mixture.cached], found)
         return found
