@@ -53,20 +53,20 @@ class Counts(NamedTuple):
 
 def count_ngrams(tokens: np.ndarray, vocab_size: int, order: int) -> Counts:
     """The n-grams up to an order of a text [T]. The first token of the text counts as one with a token before it."""
-    dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
-    tokens = tokens.astype(np.int64)
+    dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32  # small types, because texts may be large
+    tokens = tokens.astype(np.uint32)
     ranks, own = tokens, np.bincount(tokens, minlength=vocab_size)  # the node of each place, within its order
     last, counts, first = [np.arange(vocab_size, dtype=dtype)], [own], [int(tokens[0])]
     parents, suffixes = [None], [None]  # of each order, as last and counts
     for n in range(2, min(order, len(tokens)) + 1):
-        keys = ranks[: len(tokens) - n + 1] * vocab_size + tokens[n - 1 :]
+        keys = ranks[: len(tokens) - n + 1] * np.int64(vocab_size) + tokens[n - 1 :]
         places = np.argsort(keys)
         keys = keys[places]
         begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-        number = np.diff(np.append(begins, len(keys))).astype(np.uint32)  # small types, because texts may be large
-        suffixes.append(ranks[places[begins] + 1].astype(np.uint32))
-        ranks = np.empty(len(keys), np.int64)
-        ranks[places] = np.repeat(np.arange(len(begins)), number)
+        number = np.diff(np.append(begins, len(keys))).astype(np.uint32)
+        suffixes.append(ranks[places[begins] + 1])
+        ranks = np.empty(len(keys), np.uint32)
+        ranks[places] = np.repeat(np.arange(len(begins), dtype=np.uint32), number)
         parents.append((keys[begins] // vocab_size).astype(np.uint32))
         last.append((keys[begins] % vocab_size).astype(dtype))
         counts.append(number)
@@ -82,9 +82,12 @@ def count_ngrams(tokens: np.ndarray, vocab_size: int, order: int) -> Counts:
             continue
         size, parent = len(last[n - 1]), parents[n]
         total = np.bincount(parent, number, size)
-        backoff.append(np.where(total, np.bincount(parent, lost, size) / np.maximum(total, 1), 1))
-        p.append((number - lost) / total[parent] + backoff[-1][parent] * p[-1][suffixes[n]])
-        p[-2], parents[n], suffixes[n] = p[-2].astype(np.float32), None, None
+        backoff.append(np.where(total, np.bincount(parent, lost, size) / np.maximum(total, 1), 1).astype(np.float32))
+        own = backoff[-1][parent]
+        own *= p[-1][suffixes[n]]
+        own += (number - lost) / total[parent]
+        p.append(own.astype(np.float32))
+        counts[n] = parents[n] = suffixes[n] = None
         starts.append(nodes[n] + np.cumsum(np.append(0, np.bincount(parent, minlength=size)[:-1])))
     return Counts(
         np.concatenate(last),
