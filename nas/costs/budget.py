@@ -119,11 +119,11 @@ def patterns_within(budget: float, blocks: int, operations: list[str], costs: Co
         ) from None
 
 
-def likeliest_path(pi: np.ndarray, operations: list[str], costs: CostTable, budget: float | None) -> list[int]:
-    """The likeliest operations of blocks under pi [N, O], in all or within a budget. Raises InputError if none is."""
-    if budget is None:
-        return pi.argmax(axis=1).tolist()
-    return patterns_within(budget, len(pi), operations, costs).best(log_pi(pi))
+def likeliest_pattern(pi: np.ndarray, operations: list[str], costs: CostTable, budget: float | None) -> list[str]:
+    """The likeliest pattern under pi [N, O], of all or within a budget. Raises InputError if none is within it."""
+    lattice = None if budget is None else patterns_within(budget, len(pi), operations, costs)
+    path = lattice.best(log_pi(pi)) if lattice else pi.argmax(axis=1)
+    return [operations[index] for index in path]
 
 
 def log_pi(pi: np.ndarray) -> np.ndarray:
