@@ -152,9 +152,7 @@ def work_of(config: Config) -> str:
     return latency.timing + " in ONNX Runtime" * (latency.source == "onnx")
 
 
-def timed_rounds(
-    functions: dict[Hashable, Callable[[], object]], rounds: int, seconds: float = 0.0
-) -> dict[Hashable, np.ndarray]:
+def timed_rounds(functions: dict[Hashable, Callable], rounds: int, seconds: float = 0.0) -> dict[Hashable, np.ndarray]:
     """Seconds that each function takes in each round [R], after WARM_UP unmeasured rounds.
 
     A round calls each function once, in a new random order, so a drift of the clock speed affects all equally. Rounds

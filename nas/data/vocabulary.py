@@ -218,8 +218,7 @@ class Vocabulary:
     def __init__(self, tokenizer, ids: np.ndarray, lowercase: bool):
         self.tokenizer, self.tokenizer_ids, self.lowercase = tokenizer, ids.astype(np.uint32), lowercase
         self.size = len(ids)
-        self.ranks = np.empty(self.size, dtype=np.uint32)
-        self.ranks[ids] = np.arange(self.size, dtype=np.uint32)
+        self.ranks = np.argsort(ids).astype(np.uint32)
         self.kind, self.newline = tokenizer.kind, "keep" if tokenizer.keep_newline else "drop"
         self.line_end = int(self.ranks[tokenizer.newline]) if tokenizer.keep_newline else None
         self.keeps_text = tokenizer.keep_newline and not lowercase

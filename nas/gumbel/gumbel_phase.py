@@ -234,16 +234,9 @@ class GumbelPhase(Phase):
     target: the highest expected cost, as a ratio to the reference's; None: any.
     """
 
-    def __init__(
-        self,
-        supernet: TransformerXL,
-        corpus: Corpus,
-        config: Config,
-        runtime: Runtime,
-        costs: CostTable,
-        target: float | None = None,
-    ):
-        self.supernet, self.corpus, self.config, self.runtime = supernet.to(runtime.device), corpus, config, runtime
+    def __init__(self, corpus: Corpus, config: Config, runtime: Runtime, costs: CostTable, target: float | None = None):
+        self.supernet = supernet = build_supernet(config, corpus).to(runtime.device)
+        self.corpus, self.config, self.runtime = corpus, config, runtime
         self.options, self.costs = config.search, costs
         self.stream, self.heldout_stream = open_streams(corpus, config, runtime)
         self.total_steps = count_steps(config, len(corpus.tokens("train")))
