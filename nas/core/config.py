@@ -51,7 +51,6 @@ def option(default, help, *marks):
 
 
 def section(kind, *marks):
-    """A dataclass field that holds other options, with marks of all of them."""
     return field(default_factory=kind, metadata={"marks": marks})
 
 

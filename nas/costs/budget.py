@@ -19,8 +19,7 @@ class PatternLattice:
     """The patterns whose summed cost is at most a limit.
 
     Each operation of each block has a score; the score of a pattern is the sum over its blocks. With logits as scores,
-    the patterns have the probability that pi = softmax(logits) gives them under the condition that they are within the
-    limit.
+    patterns have the probability of pi = softmax(logits) under the condition that they are within the limit.
 
     Costs are rounded to multiples of 2^-40 of the largest. Their sums are then exact, so patterns that have each
     operation equally often meet in one node. Patterns may exceed the limit by 1e-9 of the largest cost.

@@ -41,7 +41,6 @@ class CostTable:
         return self.cost(blocks) / self.cost(interleaved(len(blocks)))
 
     def cheapest(self, operations: list[str], blocks: int) -> list[str]:
-        """The pattern of the lowest cost."""
         return [min(operations, key=self.blocks.__getitem__)] * blocks
 
     def expected_ratio(self, pi, operations: list[str]):

@@ -175,9 +175,8 @@ def text_times(
 ) -> dict[Hashable, dict]:
     """{name: {"ms_per_1000_bytes", "quartiles_ms", "ratio"}}: times for a text, and their ratio to the first network's.
 
-    All networks are timed in the same rounds. A time is the lower quartile over the rounds, because other programs make
-    rounds slower, never faster. networks: the blocks, the configuration without auto, and the text of each. Restores
-    the random state.
+    All are timed in the same rounds. A time is the lower quartile, because other programs make rounds only slower.
+    networks: the blocks, the configuration without auto, and the text of each. Restores the random state.
     """
     works, kilobytes = {}, {}
     with runtime.fork_rng():
@@ -207,8 +206,8 @@ def measure_tables(
     """Milliseconds of embedding and output layer, and of each operation, for a batch of segments with full memories.
 
     Whole models are timed, because an operation alone would find other data in the caches. Blocks are measured once for
-    each width. configs: without auto, of each vocabulary and width. counts [V]: of each token in the training text, in
-    each vocabulary. Raises InputError, which names the cost, if one is unusable ATTEMPTS times. Restores random state.
+    each width. configs: without auto. counts [V]: of each token in the training text. Raises InputError, which names
+    the cost, if one is unusable ATTEMPTS times. Restores the random state.
     """
     config = next(iter(configs.values()))
     print(f"measuring {len(configs)} pairs of vocabulary and width: {work_of(config)}", flush=True)

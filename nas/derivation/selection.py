@@ -97,7 +97,6 @@ class RunLatency:
 
 
 def print_choice(choice: Choice, pattern: dict, costs: CostTable) -> None:
-    """Print a choice and the content of its pattern file."""
     print(confidence_table(pattern))
     for warning in confidence_warnings(pattern):
         print(f"WARNING: {warning}")
@@ -151,7 +150,6 @@ def confidence_table(pattern: dict) -> str:
 
 
 def decision(record: dict) -> str:
-    """Whether pi decides a block, as text."""
     if record["undecided"]:
         return f"undecided: {record['as_good']} as good"
     if record["margin"] < 0:

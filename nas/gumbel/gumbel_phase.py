@@ -73,8 +73,8 @@ def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple
 class StochasticBlock(nn.Module):
     """x + sum of weight * operation(x) over the operations in `choice`; the others do not run.
 
-    The block keeps its inputs with every choice, because the next segment may choose an operation that reads them. So
-    no operation carries a state: linear attention reads the inputs again, from an empty state.
+    The block keeps its inputs, because the next segment may choose an operation that reads them. So no operation
+    carries a state: linear attention reads the inputs again, from an empty state.
     """
 
     def __init__(self, operations: list[tuple[str, dict[str, int]]], config: BlockConfig):
@@ -118,10 +118,9 @@ def build_supernet(config: Config, corpus: Corpus) -> TransformerXL:
 
 def set_mixture(supernet: TransformerXL, weights: Tensor) -> None:
     """Make the next forward passes run all candidates, weighted by a relaxed sample [N, O]."""
-    weights = weights.to(supernet.embedding.weight.device)
     for block in supernet.blocks:
         block.choice = None  # old rows would keep the weights' gradient on the stream of an earlier step
-    for block, row in zip(supernet.blocks, weights, strict=True):
+    for block, row in zip(supernet.blocks, weights.to(supernet.embedding.weight.device), strict=True):
         block.choice = list(range(len(row))), row
 
 
@@ -175,7 +174,6 @@ class Logits:
 
     @property
     def path(self) -> list[int]:
-        """The argmax of pi."""
         return self.values.detach().argmax(dim=-1).tolist()
 
     def sample(self, temperature: float, learn: bool) -> Tensor:
@@ -279,7 +277,6 @@ class GumbelPhase(Phase):
             return evaluate_split(self.config, self.supernet, chosen, self.corpus, "valid", self.runtime)
 
     def record(self, run: RunFolder, step: int) -> None:
-        """Append a line to pi.jsonl."""
         pi, ratio = self.logits.pi, self.scalars(step)["cost_ratio"]
         line = {"step": step, "operations": self.options.operations, "pi": pi.tolist()}
         cost = ratio * self.costs.reference(len(pi)) if self.costs.unit == MILLISECONDS else None  # for 1,000 bytes
@@ -300,7 +297,6 @@ class GumbelPhase(Phase):
 
     @property
     def pattern(self) -> list[str]:
-        """The likeliest operation of each block."""
         return [self.options.operations[index] for index in self.logits.path]
 
     def replicated_state(self) -> dict[str, Tensor]:

@@ -145,8 +145,8 @@ def choice_record(strategy: Strategy, best: Network) -> dict:
 def network_records(strategy: Strategy, best: Network) -> list[dict]:
     """Networks with predictions, the best first: the most likely ones, those with trials, and interleaved ones.
 
-    `behind` is the relative difference of a network's predicted loss at the end of a training to that of the chosen
-    one. Where no trial ends a training, the surrogate knows no absolute loss of the end.
+    `behind`: the relative difference of the predicted loss at the end of a training to the chosen network's. Where no
+    trial ends a training, the surrogate knows no absolute loss of the end.
     """
     surrogate, costs, tried = strategy.fit(), strategy.costs, strategy.trials.results
     networks = list(dict.fromkeys([*strategy.networks, costs.reference]))  # the reference may be beyond the budget
@@ -248,9 +248,11 @@ def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime)
     epochs = min(1.0, (left - fixed) / per_epoch)
     again = whole_seconds(estimate, AGAIN_RUNGS)  # above 1 epoch; these rungs take longer
     longer = (left - again[0]) / again[1]
-    if longer > 1 and gets_dropout(config, longer, corpus):  # the estimate has none
-        again = whole_seconds(estimate._replace(training=DROPOUT_TIME * estimate.training), AGAIN_RUNGS)
-        longer = (left - again[0]) / again[1]
+    if longer > 1 and config.model.dropout == "auto":
+        trained = replace(config, train=replace(config.train, steps=None, epochs=longer))
+        if resolve_auto(trained, corpus).model.dropout > 0:  # the estimate has none
+            again = whole_seconds(estimate._replace(training=DROPOUT_TIME * estimate.training), AGAIN_RUNGS)
+            longer = (left - again[0]) / again[1]
     if max(longer, least) > 1:
         (fixed, per_epoch), epochs = again, min(longer, most)
     if epochs < least:
@@ -277,12 +279,6 @@ def measure(config: Config, corpus: Corpus, folder: Path, runtime: Runtime) -> t
     write_yaml(folder / COSTS, strategy.costs.to_dict())
     write_yaml(file, {"start": estimate.start, "training": estimate.training, "about": about})
     return estimate, min(strategy.trials.steps.values())
-
-
-def gets_dropout(config: Config, epochs: float, corpus: Corpus) -> bool:
-    """Whether the reference gets dropout by auto if it reads its text so often."""
-    longer = replace(config, train=replace(config.train, steps=None, epochs=epochs))
-    return config.model.dropout == "auto" and resolve_auto(longer, corpus).model.dropout > 0
 
 
 def forget_estimate(folder: Path) -> None:
