@@ -12,10 +12,7 @@ from nas.core.run_folder import CHOICE, CONFIG, OUTCOME, PI, PLAN, SEARCH, TRIAL
 
 
 def make_outcome(pattern: list[str], valid: dict, steps: int, tokens: int, seconds: float, trainings=None) -> dict:
-    """The content of outcome.yaml. valid: metrics of the pattern, with the weights of its trial or of the SuperNet.
-
-    trainings: the steps of all trials, in whole trainings; None: no trials.
-    """
+    """The content of outcome.yaml. valid: metrics of the pattern. trainings: that all trials took; None: no trials."""
     metrics = {"train_steps": steps, "train_tokens": tokens, "wall_time_s": seconds, "cost_in_trainings": trainings}
     return {"format": "par-outcome/2", "pattern": pattern, "valid": valid, **metrics}
 

@@ -18,10 +18,7 @@ def sandwich(blocks: int) -> list[str]:
 
 
 def par(blocks: int) -> list[str]:
-    """The PAR rule (Mandava et al. 2020, arXiv 2009.04534): one block in five is attention, the others are dense.
-
-    The attention blocks are spread evenly over the first two thirds.
-    """
+    """PAR (Mandava et al. 2020, arXiv 2009.04534): one block in five is attention, evenly over the first two thirds."""
     count, reach = max(1, round(blocks / 5)), math.ceil(2 * blocks / 3)
     distance = min(math.ceil(2 * blocks / 3 / count), (reach - 1) // (count - 1) if count > 1 else reach)
     positions = set(range(0, distance * count, distance))

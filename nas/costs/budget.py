@@ -1,7 +1,6 @@
 """Budgets, and the patterns within one, as a lattice.
 
-N blocks, O candidate operations. The nodes of level n are the sums of cost that n blocks can have; an edge
-adds the operation of the next block.
+N blocks, O operations. The nodes of level n are the sums of cost that n blocks can have; an edge adds the next block.
 """
 
 import math

@@ -210,9 +210,8 @@ def count_words(text: bytes) -> int:
 class Vocabulary:
     """Translates between text and token ids. The ids of models are ranks: 0 is the most frequent token of train.
 
-    ids [V]: the tokenizer's id of each id of the model. lowercase: whether encode() lowercases the text first. kind:
-    sentencepiece, words or bytes. newline: as data.newline. line_end: the id of the line end; None if tokens leave it
-    out. keeps_text: whether encode() drops neither line ends nor the case of letters.
+    ids [V]: the tokenizer's id of each id of the model. kind: sentencepiece, words or bytes. newline: as data.newline.
+    line_end: its id; None if tokens leave it out. keeps_text: whether encode() keeps line ends and the case of letters.
     """
 
     def __init__(self, tokenizer, ids: np.ndarray, lowercase: bool):

@@ -78,7 +78,6 @@ class StochasticBlock(nn.Module):
     """
 
     def __init__(self, operations: list[tuple[str, dict[str, int]]], config: BlockConfig):
-        """operations: names and sizes."""
         super().__init__()
         self.candidates = nn.ModuleList(build_operation(name, config, **sizes) for name, sizes in operations)
         for candidate in self.candidates:
@@ -227,10 +226,7 @@ class Logits:
 
 
 class GumbelPhase(Phase):
-    """Trains the weights and the logits of a SuperNet in turn. Raises InputError as Schedule.
-
-    target: the highest expected cost, as a ratio to the reference's; None: any.
-    """
+    """Trains weights and logits of a SuperNet in turn. target: the highest expected cost ratio; None: any."""
 
     def __init__(self, corpus: Corpus, config: Config, runtime: Runtime, costs: CostTable, target: float | None = None):
         self.supernet = supernet = build_supernet(config, corpus).to(runtime.device)
