@@ -61,7 +61,7 @@ def search_by_gumbel(given, folder: Path, runtime) -> None:
     from nas.core.run_folder import LATENCY, OUTCOME, RunFolder
     from nas.costs.cost_table import cost_text
     from nas.data.corpus import Corpus, prepare
-    from nas.gumbel.gumbel_phase import GumbelPhase, build_supernet
+    from nas.gumbel.gumbel_phase import GumbelPhase
     from nas.training.build import open_streams
     from nas.training.distributed import broadcast_from_main, first_on_each_node, is_main
     from nas.training.passes import auto_lines, resolve_auto
@@ -75,7 +75,6 @@ def search_by_gumbel(given, folder: Path, runtime) -> None:
     for line in auto_lines(given, config, corpus):
         print(line)
     open_streams(corpus, config, runtime)  # report a text that is too short before anything is measured
-    supernet = build_supernet(config, corpus)
     files, costs = broadcast_from_main(lambda: gumbel_costs(config, runtime, folder))
     target = read_target(config, costs)
     start(run, config, corpus, runtime, files)
@@ -83,7 +82,7 @@ def search_by_gumbel(given, folder: Path, runtime) -> None:
         print(cost_text(costs, config.model.blocks))
     seconds = time.monotonic() - began
     if not (run.path / OUTCOME).exists():  # else an earlier call has finished the run
-        phase = GumbelPhase(supernet, corpus, config, runtime, costs, target)
+        phase = GumbelPhase(corpus, config, runtime, costs, target)
         trainer = Trainer(phase, run)
         trainer.fit()
         tokens = trainer.step * config.train.batch_size * config.train.segment

@@ -20,7 +20,7 @@ from nas.costs.cost_table import FLOPS, CostTable
 from nas.costs.flops import count_flops, operation_flops
 from nas.data.corpus import Corpus, prepare
 from nas.derivation.runs import SearchRun
-from nas.gumbel.gumbel_phase import GumbelPhase, StochasticBlock, build_supernet
+from nas.gumbel.gumbel_phase import GumbelPhase, StochasticBlock
 from nas.retraining.phase import RetrainPhase
 from nas.search.space import Network, make_network
 from nas.training.build import build_fixed
@@ -137,7 +137,7 @@ def make_search(config, corpus=None):
     costs = count_flops(config, corpus.counts())
     runtime, latency = choose_runtime(config.train), config.search.latency
     target = None if latency.source == "none" else latency.target
-    return GumbelPhase(build_supernet(config, corpus), corpus, config, runtime, costs, target)
+    return GumbelPhase(corpus, config, runtime, costs, target)
 
 
 def make_retraining(config, pattern, corpus=None, until=None):

@@ -17,7 +17,7 @@ from nas.costs.measurement import (
     device_conditions,
     measure_pattern,
     measure_tables,
-    new_works,
+    new_work,
     size_conditions,
     text_times,
     timed_rounds,
@@ -98,7 +98,7 @@ def test_timed_work_is_a_segment_with_full_memories(timing, shape, small_config,
     lengths = ["evaluate.batch_size=3", "evaluate.segment=5", "evaluate.memory=7"]
     config = small_config(*lengths, f"search.latency.timing={timing}")
     batch, segment, memory = shape
-    (work,) = new_works([["attention", "dense"]], config, counts, CPU)
+    work = new_work(["attention", "dense"], config, counts, CPU)
     assert work.inputs[0].shape == (batch, segment)
     assert [x.shape for x in work.memories.tensors()] == [(batch, memory, 16)]  # of attention
     before = [parameter.clone() for parameter in work.model.parameters()]
@@ -112,7 +112,7 @@ def test_timed_work_is_a_segment_with_full_memories(timing, shape, small_config,
 
 def test_the_work_of_generation_is_a_token_with_full_memories(small_config, counts):
     config = small_config("evaluate.segment=5", "evaluate.memory=7", "search.latency.timing=generation")
-    (work,) = new_works([["attention", "window 3", "dense"]], config, counts, CPU)
+    work = new_work(["attention", "window 3", "dense"], config, counts, CPU)
     seen = []
     for reader in work.decoder.readers[:2]:
         append = reader.append
@@ -127,7 +127,7 @@ def test_the_work_of_generation_is_a_token_with_full_memories(small_config, coun
 def test_onnx_runtime_reads_a_token_with_full_memories(small_config, corpus):
     options = ["search.latency.source=onnx", "search.latency.timing=generation"]
     config = small_config("evaluate.segment=5", "evaluate.memory=7", *options)
-    (work,) = new_works([["attention", "conv"]], config, corpus.counts(), CPU)
+    work = new_work(["attention", "conv"], config, corpus.counts(), CPU)
     lengths = {name: value.shape[-2] for name, value in work.inputs.items() if name != "tokens"}
     assert lengths == {"keys_0": 11, "values_0": 11, "products_1": 3}
     work()
@@ -138,7 +138,7 @@ def test_onnx_runtime_reads_a_token_with_full_memories(small_config, corpus):
 
 def test_tokens_are_as_frequent_as_in_the_text(small_config):
     counts = np.array([900, 90, 10, 0])
-    (work,) = new_works([[]], small_config("evaluate.batch_size=64", "evaluate.segment=64"), counts, CPU)
+    work = new_work([], small_config("evaluate.batch_size=64", "evaluate.segment=64"), counts, CPU)
     shares = torch.bincount(work.inputs[0].flatten(), minlength=4) / 4096
     assert shares.tolist() == pytest.approx([0.9, 0.09, 0.01, 0.0], abs=0.02)
 
@@ -269,7 +269,7 @@ def test_a_prediction_is_used_only_under_its_conditions(small_config, corpus, ca
 def test_a_network_without_blocks_has_a_training_step_with_each_optimizer(small_config, counts, optimizer):
     """It has no matrices for Muon."""
     config = small_config("search.latency.timing=training", f"train.optimizer={optimizer}")
-    (work,) = new_works([[]], config, counts, CPU)
+    work = new_work([], config, counts, CPU)
     before = work.model.embedding.weight.clone()
     work()
     assert not torch.equal(before, work.model.embedding.weight)

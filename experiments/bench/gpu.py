@@ -78,7 +78,7 @@ def shared_soft(warmup_steps: int = 0) -> dict:
 def make_phase(config, corpus, pattern: list[str] | None = None):
     """A retraining of a pattern, or a search, on its device."""
     from nas.costs.flops import count_flops
-    from nas.gumbel.gumbel_phase import GumbelPhase, build_supernet
+    from nas.gumbel.gumbel_phase import GumbelPhase
     from nas.retraining.phase import RetrainPhase
     from nas.training.build import build_fixed
     from nas.training.device import set_up_device
@@ -87,7 +87,7 @@ def make_phase(config, corpus, pattern: list[str] | None = None):
     if pattern:
         return RetrainPhase(build_fixed(pattern, config, corpus.vocab_size), corpus, config, runtime)
     costs = count_flops(config, corpus.counts())
-    return GumbelPhase(build_supernet(config, corpus), corpus, config, runtime, costs)
+    return GumbelPhase(corpus, config, runtime, costs)
 
 
 def step_seconds(phase, seconds: float, group: int = 5) -> float:

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from nas.core.config import Config
 from nas.core.pattern import abbreviate, interleaved
 from nas.costs.flops import batch_shape
-from nas.costs.measurement import ROUNDS, SECONDS, measure_tables, new_works, timed_rounds
+from nas.costs.measurement import ROUNDS, SECONDS, measure_tables, new_work, timed_rounds
 from nas.training.device import set_up_device
 
 VOCABULARY = 8000
@@ -71,7 +71,7 @@ def main() -> None:
     patterns = [[names[i] for i in source.integers(len(names), size=blocks)] for _ in range(arguments.patterns)]
 
     (table,) = measure_tables({(VOCABULARY, config.model.d_model): config}, {VOCABULARY: counts}, runtime).values()
-    works = new_works([interleaved(blocks), *patterns], config, counts, runtime)
+    works = [new_work(pattern, config, counts, runtime) for pattern in (interleaved(blocks), *patterns)]
     times = timed_rounds(dict(enumerate(works)), ROUNDS, SECONDS)
     baseline_ms, *measured_ms = (1e3 * float(np.median(taken)) for taken in times.values())
     batch, segment, memory = batch_shape(config)

@@ -86,7 +86,7 @@ class Workload:
 
     def __init__(self, name: str, segment: int, corpus, div_value: int, blocks: int = 6):
         from nas.costs.flops import count_flops
-        from nas.gumbel.gumbel_phase import GumbelPhase, build_supernet
+        from nas.gumbel.gumbel_phase import GumbelPhase
         from nas.retraining.phase import RetrainPhase
         from nas.training.build import build_fixed
         from nas.training.device import choose_runtime
@@ -95,7 +95,7 @@ class Workload:
         self.config = make_config(segment, div_value, blocks)
         runtime, costs = choose_runtime(self.config.train), count_flops(self.config, corpus.counts())
         if name == "search_soft":
-            self.phase = GumbelPhase(build_supernet(self.config, corpus), corpus, self.config, runtime, costs)
+            self.phase = GumbelPhase(corpus, self.config, runtime, costs)
         else:
             pattern = PATTERNS.get(name, PATTERNS["retrain_adadad"])
             self.phase = RetrainPhase(

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection
+from copy import copy
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache, reduce
 from typing import Annotated, Any, Literal, NamedTuple
@@ -46,15 +47,10 @@ class Option(NamedTuple):
 
 
 def option(default, help, *marks):
-    """A dataclass field with its help text and marks."""
-    metadata = {"help": help, "marks": marks}
-    if isinstance(default, list):
-        return field(default_factory=default.copy, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    return field(default_factory=lambda: copy(default), metadata={"help": help, "marks": marks})
 
 
 def section(kind, *marks):
-    """A dataclass field that holds other options, with marks of all of them."""
     return field(default_factory=kind, metadata={"marks": marks})
 
 
@@ -77,8 +73,8 @@ Multiple = Annotated[str, Rule("a multiple of d_model such as 4x", MULTIPLE.full
 RISING = Rule("{} of increasing whole numbers from 1, such as [250, 2500]", lambda ids: ids == sorted({*ids}))
 FEW = Rule(f"{{}} of up to {MOST_NGRAMS} whole numbers from 1", lambda rows: len(rows) <= MOST_NGRAMS)
 EIGHT = Rule("{}, at most 8", lambda orders: len(orders) <= 8)
-IMAGE = Rule("rows, columns and channels, such as [32, 32, 3], or []", lambda sizes: len(sizes) in (0, 3))
 Orders = Annotated[list[Count], Rule("{} of different whole numbers from 1, such as [1, 2, 3]", is_set), EIGHT]
+IMAGE = Rule("rows, columns and channels, such as [32, 32, 3], or []", lambda sizes: len(sizes) in (0, 3))
 Grid = Annotated[list[Count], IMAGE]
 Operations = Annotated[list[Any], Rule("{} of operations, such as [attention, dense 8x]")]
 Vocabularies = Annotated[list[Two], Rule("{} of different numbers from 2, such as [2000, 4000]", is_set)]

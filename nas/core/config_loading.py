@@ -237,11 +237,11 @@ def open_plan(folder: Path, minutes: float | None, config: Config) -> Config | N
     """
     file, trials = folder / PLAN, folder / SEARCH / TRIALS / CONFIG
     begun = file.exists() and trials.exists()
-    if not begun and folder.exists() and {entry.name for entry in folder.iterdir()} - {SEARCH, LOCK, PLAN}:
-        if file.exists():
-            raise InputError(f"{trials} is missing, so the search cannot go on; use another folder")
-        raise InputError(f"--run {folder} is not empty, but holds no {PLAN} of this command; use another folder")
     if not begun:
+        if folder.exists() and {entry.name for entry in folder.iterdir()} - {SEARCH, LOCK, PLAN}:
+            if file.exists():
+                raise InputError(f"{trials} is missing, so the search cannot go on; use another folder")
+            raise InputError(f"--run {folder} is not empty, but holds no {PLAN} of this command; use another folder")
         try_writing(folder)
         folder.mkdir(parents=True, exist_ok=True)
     lock_folder(folder)

@@ -121,8 +121,9 @@ def yaml_mistake(error: Exception, text: str) -> str:
 
 
 def read_jsonl(path: Path) -> list[dict]:
-    """Read JSON lines, without a last line that a kill cut short. Raises InputError if another line is damaged."""
-    texts, lines = path.read_text(encoding="utf-8", errors="replace").splitlines(), []
+    """JSON lines, [] without a file, without a last line that a kill cut short. Raises InputError if one is damaged."""
+    texts = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    lines = []
     for number, text in enumerate(texts, start=1):
         try:
             lines.append(json.loads(text))

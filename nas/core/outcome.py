@@ -12,10 +12,7 @@ from nas.core.run_folder import CHOICE, CONFIG, OUTCOME, PI, PLAN, SEARCH, TRIAL
 
 
 def make_outcome(pattern: list[str], valid: dict, steps: int, tokens: int, seconds: float, trainings=None) -> dict:
-    """The content of outcome.yaml. valid: metrics of the pattern, with the weights of its trial or of the SuperNet.
-
-    trainings: the steps of all trials, in whole trainings; None: no trials.
-    """
+    """The content of outcome.yaml. valid: metrics of the pattern. trainings: that all trials took; None: no trials."""
     metrics = {"train_steps": steps, "train_tokens": tokens, "wall_time_s": seconds, "cost_in_trainings": trainings}
     return {"format": "par-outcome/2", "pattern": pattern, "valid": valid, **metrics}
 
@@ -55,8 +52,7 @@ LATE = 0.1  # last share of the steps, in which the choices should not change
 
 def read_pi(run: Path) -> list[dict]:
     """Lines of pi.jsonl. Raises InputError if the folder holds no search run, or a line is damaged."""
-    lines = read_jsonl(run / PI) if (run / PI).is_file() else []
-    if not lines:
+    if not (lines := read_jsonl(run / PI)):
         config = run / CONFIG
         searching = (run / TRIALS).is_dir() or (config.is_file() and read_yaml(config).get("stage") == "search")
         advice = "continue this search with --resume" if searching else "give the --run folder of a search"
@@ -91,8 +87,7 @@ def pi_warnings(history: list[dict]) -> list[str]:
         if (margin := row[first] - row[second]) < MARGIN:
             warnings.append(undecided_message(number, operations[first], operations[second], margin))
     late = np.array([np.argmax(line["pi"], axis=1) for line in history[-max(2, math.ceil(LATE * len(history))) :]])
-    changed = [str(number) for number in 1 + np.flatnonzero(np.ptp(late, axis=0))]
-    if changed:
+    if changed := [str(number) for number in 1 + np.flatnonzero(np.ptp(late, axis=0))]:
         blocks = f"block{'s' if len(changed) > 1 else ''} {', '.join(changed)}"
         warnings.append(f"the pattern has not settled: {blocks} changed in the last {LATE:.0%} of the steps of pi")
     return warnings

@@ -43,7 +43,6 @@ def expand(short: str) -> list[str]:
 
 
 def file_name(blocks: list[str]) -> str:
-    """The short form without spaces."""
     return abbreviate(blocks).replace(" ", "")
 
 
@@ -94,7 +93,6 @@ def read_blocks(blocks, path: Path, key: str = "pattern") -> list[str]:
 NAMES = {kind.letter: name for name, kind in OPERATIONS.items()}
 LETTERS = "".join({size.letter for kind in OPERATIONS.values() for size in kind.sizes.values()})
 UNIT = re.compile(rf"([{''.join(NAMES)}])([\d.]+x?)?((?:[{LETTERS}]\d+)*)")  # of a short form
-NUMBER = re.compile(r"[1-9]\d*")
 
 
 def parse_block(entry, where: str = "") -> tuple[str, dict[str, str]]:
@@ -124,7 +122,7 @@ def parse_block(entry, where: str = "") -> tuple[str, dict[str, str]]:
         if key not in sizes:
             allowed = f"has {'=, '.join(sizes)}=" if sizes else "has no sizes"
             raise InputError(f"{where}{entry}: {key or value!r} is no size; {name} {allowed}")
-        if not NUMBER.fullmatch(value) and not (sizes[key].multiple and MULTIPLE.fullmatch(value)):
+        if not re.fullmatch(r"[1-9]\d*", value) and not (sizes[key].multiple and MULTIPLE.fullmatch(value)):
             multiple = ", or a multiple of d_model such as 4x" if sizes[key].multiple else ""
             raise InputError(f"{where}{entry}: {key}={value} must be a whole number from 1{multiple}")
     return name, {key: given[key] for key in sizes if key in given}

@@ -110,7 +110,6 @@ class RunFolder:
 
     @on_rank_0
     def append(self, name: str, line: dict) -> None:
-        """Append a line to a JSON lines file."""
         with open(self.path / name, "a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
@@ -129,11 +128,9 @@ class RunFolder:
     @on_rank_0
     def cut_after(self, step: int) -> None:
         """Remove the lines that a resumed run writes again: those after `step`, incomplete lines, and that of test."""
-        for name in (METRICS, PI):
-            if (self.path / name).exists():
-                lines = read_jsonl(self.path / name)
-                kept = [line for line in lines if line["step"] <= step and line.get("split") != "test"]
-                write_jsonl(self.path / name, kept)
+        for path in filter(Path.exists, (self.path / METRICS, self.path / PI)):
+            lines = read_jsonl(path)
+            write_jsonl(path, [line for line in lines if line["step"] <= step and line.get("split") != "test"])
 
 
 def check_folder(path: Path, resume: bool, stage: str) -> None:
@@ -202,8 +199,7 @@ def run_options(path: Path) -> list:
 
 
 def read_metrics(run: Path) -> list[dict]:
-    """Lines of metrics.jsonl; empty if the run has not logged any."""
-    return read_jsonl(run / METRICS) if (run / METRICS).is_file() else []
+    return read_jsonl(run / METRICS)
 
 
 def git_commit() -> str | None:
@@ -228,7 +224,6 @@ def count_cores() -> int:
 
 
 def processor() -> str:
-    """Name of the CPU."""
     return cpu_info("model name") or platform.processor() or platform.machine()
 
 

@@ -9,8 +9,7 @@ from nas.core.pattern import interleaved
 def sandwich(blocks: int) -> list[str]:
     """Sandwich Transformer (Press, Smith, Levy 2019, arXiv 1911.03864): attention first, dense last.
 
-    The blocks of the interleaved pattern are reordered: 6/16 of the attention blocks come first, and 6/16 of the dense
-    blocks come last. This share is the best one in the paper.
+    Of the interleaved blocks, 6/16 of attention come first and 6/16 of dense come last, the best share in the paper.
     """
     pairs = blocks // 2
     ends = round(pairs * 6 / 16)
@@ -19,10 +18,7 @@ def sandwich(blocks: int) -> list[str]:
 
 
 def par(blocks: int) -> list[str]:
-    """The PAR rule (Mandava et al. 2020, arXiv 2009.04534): one block in five is attention, the others are dense.
-
-    The attention blocks are spread evenly over the first two thirds.
-    """
+    """PAR (Mandava et al. 2020, arXiv 2009.04534): one block in five is attention, evenly over the first two thirds."""
     count, reach = max(1, round(blocks / 5)), math.ceil(2 * blocks / 3)
     distance = min(math.ceil(2 * blocks / 3 / count), (reach - 1) // (count - 1) if count > 1 else reach)
     positions = set(range(0, distance * count, distance))
@@ -32,8 +28,7 @@ def par(blocks: int) -> list[str]:
 def hybrid(blocks: int, cheap: str, ratio: int, last_full: bool = False) -> list[str]:
     """Interleaved, in which only one attention block in ratio + 1 is full attention; the others are `cheap`.
 
-    Each group of ratio + 1 ends with full attention. If there are fewer blocks than one group, or with last_full, the
-    last one is full.
+    Each group of ratio + 1 ends with full attention. With last_full, or if no group is whole, the last one is full.
     """
     pattern = interleaved(blocks)
     places = [index for index, name in enumerate(pattern) if name == "attention"]

@@ -1,7 +1,6 @@
 """Budgets, and the patterns within one, as a lattice.
 
-N blocks, O candidate operations. The nodes of level n are the sums of cost that n blocks can have; an edge
-adds the operation of the next block.
+N blocks, O operations. The nodes of level n are the sums of cost that n blocks can have; an edge adds the next block.
 """
 
 import math
@@ -19,8 +18,7 @@ class PatternLattice:
     """The patterns whose summed cost is at most a limit.
 
     Each operation of each block has a score; the score of a pattern is the sum over its blocks. With logits as scores,
-    the patterns have the probability that pi = softmax(logits) gives them under the condition that they are within the
-    limit.
+    patterns have the probability of pi = softmax(logits) under the condition that they are within the limit.
 
     Costs are rounded to multiples of 2^-40 of the largest. Their sums are then exact, so patterns that have each
     operation equally often meet in one node. Patterns may exceed the limit by 1e-9 of the largest cost.
@@ -119,11 +117,11 @@ def patterns_within(budget: float, blocks: int, operations: list[str], costs: Co
         ) from None
 
 
-def likeliest_path(pi: np.ndarray, operations: list[str], costs: CostTable, budget: float | None) -> list[int]:
-    """The likeliest operations of blocks under pi [N, O], in all or within a budget. Raises InputError if none is."""
-    if budget is None:
-        return pi.argmax(axis=1).tolist()
-    return patterns_within(budget, len(pi), operations, costs).best(log_pi(pi))
+def likeliest_pattern(pi: np.ndarray, operations: list[str], costs: CostTable, budget: float | None) -> list[str]:
+    """The likeliest pattern under pi [N, O], of all or within a budget. Raises InputError if none is within it."""
+    lattice = None if budget is None else patterns_within(budget, len(pi), operations, costs)
+    path = lattice.best(log_pi(pi)) if lattice else pi.argmax(axis=1)
+    return [operations[index] for index in path]
 
 
 def log_pi(pi: np.ndarray) -> np.ndarray:

@@ -34,7 +34,6 @@ class CostTable:
         return self.reference_cost or self.cost(interleaved(blocks))
 
     def ratio(self, blocks: list[str]) -> float:
-        """Cost relative to the reference."""
         return self.cost(blocks) / self.reference(len(blocks))
 
     def ratio_to_interleaved(self, blocks: list[str]) -> float:
@@ -42,7 +41,6 @@ class CostTable:
         return self.cost(blocks) / self.cost(interleaved(len(blocks)))
 
     def cheapest(self, operations: list[str], blocks: int) -> list[str]:
-        """The pattern of the lowest cost."""
         return [min(operations, key=self.blocks.__getitem__)] * blocks
 
     def expected_ratio(self, pi, operations: list[str]):
@@ -103,11 +101,10 @@ def latency_report(latency: dict) -> list[str]:
     expected = latency.get("predicted_ratio_to_interleaved", ratio)  # milliseconds depend on what else runs
     if predicted is not None:
         line += f"; predicted {predicted:.4g} ms, {expected:.2f}"
+    warning = ""
     if high - low > UNSTEADY * measured:
         warning = f"the latency varies too much, quartiles {low:.4g} and {high:.4g} ms: stop other programs."
     elif abs(ratio / expected - 1) > TOLERANCE:
         advice = "Measure again on an idle machine, or trust the measured one."
         warning = f"the measured ratio differs from the prediction by {ratio / expected - 1:+.0%}. {advice}"
-    else:
-        return [line]
-    return [line, f"WARNING: {warning}"]
+    return [line, f"WARNING: {warning}"] if warning else [line]

@@ -27,7 +27,6 @@ def batch_shape(config: Config) -> tuple[int, int, int]:
 
 
 def with_latency(config: Config, **options) -> Config:
-    """The configuration with other options of search.latency."""
     return replace(config, search=replace(config.search, latency=replace(config.search.latency, **options)))
 
 

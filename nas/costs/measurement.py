@@ -133,20 +133,17 @@ class GraphWork:
         self.session.run(None, self.inputs)
 
 
-def new_works(
-    patterns: list[list[str]], config: Config, counts: np.ndarray, runtime: Runtime
-) -> list[SegmentWork | TokenWork | GraphWork]:
-    """The work of each pattern, with new weights."""
-    batch, segment, _ = batch_shape(config)
+def new_work(pattern: list[str], config: Config, counts: np.ndarray, runtime: Runtime) -> Callable[[], None]:
+    """The work of a pattern with new weights: a SegmentWork, TokenWork or GraphWork. counts [V]: as in Corpus."""
+    (batch, segment, _), latency = batch_shape(config), config.search.latency
     # Tokens have the frequencies of the training text, because the cost of an adaptive output layer depends on them.
     frequencies, generator = torch.from_numpy(counts).double(), torch.Generator().manual_seed(0)
     tokens = frequencies.multinomial(batch * (segment + 1), replacement=True, generator=generator).view(batch, -1)
-    latency = config.search.latency
     work = TokenWork if latency.timing == "generation" else SegmentWork
     if latency.source == "onnx":
         check_onnx()
         work = GraphWork
-    return [work(build_fixed(pattern, config, len(counts)), tokens, config, runtime) for pattern in patterns]
+    return work(build_fixed(pattern, config, len(counts)), tokens, config, runtime)
 
 
 def work_of(config: Config) -> str:
@@ -155,9 +152,7 @@ def work_of(config: Config) -> str:
     return latency.timing + " in ONNX Runtime" * (latency.source == "onnx")
 
 
-def timed_rounds(
-    functions: dict[Hashable, Callable[[], object]], rounds: int, seconds: float = 0.0
-) -> dict[Hashable, np.ndarray]:
+def timed_rounds(functions: dict[Hashable, Callable], rounds: int, seconds: float = 0.0) -> dict[Hashable, np.ndarray]:
     """Seconds that each function takes in each round [R], after WARM_UP unmeasured rounds.
 
     A round calls each function once, in a new random order, so a drift of the clock speed affects all equally. Rounds
@@ -180,18 +175,16 @@ def text_times(
 ) -> dict[Hashable, dict]:
     """{name: {"ms_per_1000_bytes", "quartiles_ms", "ratio"}}: times for a text, and their ratio to the first network's.
 
-    All networks are timed in the same rounds. A time is the lower quartile over the rounds, because other programs make
-    rounds slower, never faster. networks: the blocks, the configuration without auto, and the text of each. Restores
-    the random state.
+    All are timed in the same rounds. A time is the lower quartile, because other programs make rounds only slower.
+    networks: the blocks, the configuration without auto, and the text of each. Restores the random state.
     """
     works, kilobytes = {}, {}
     with runtime.fork_rng():
         for name, (blocks, config, corpus) in networks.items():
-            (works[name],) = new_works([blocks], config, corpus.counts(), runtime)
+            works[name] = new_work(blocks, config, corpus.counts(), runtime)
             kilobytes[name] = math.prod(batch_shape(config)[:2]) * bytes_per_token(corpus) / 1000
-        rounds_taken = timed_rounds(works, rounds, seconds)
-    found = {}
-    for name, taken in rounds_taken.items():
+        times, found = timed_rounds(works, rounds, seconds), {}
+    for name, taken in times.items():
         low, high = np.quantile(1e3 * taken / kilobytes[name], [0.25, 0.75]).tolist()
         found[name] = {"ms_per_1000_bytes": low, "quartiles_ms": [low, high]}
     first = found[next(iter(networks))]["ms_per_1000_bytes"]
@@ -213,8 +206,8 @@ def measure_tables(
     """Milliseconds of embedding and output layer, and of each operation, for a batch of segments with full memories.
 
     Whole models are timed, because an operation alone would find other data in the caches. Blocks are measured once for
-    each width. configs: without auto, of each vocabulary and width. counts [V]: of each token in the training text, in
-    each vocabulary. Raises InputError, which names the cost, if one is unusable ATTEMPTS times. Restores random state.
+    each width. configs: without auto. counts [V]: of each token in the training text. Raises InputError, which names
+    the cost, if one is unusable ATTEMPTS times. Restores the random state.
     """
     config = next(iter(configs.values()))
     print(f"measuring {len(configs)} pairs of vocabulary and width: {work_of(config)}", flush=True)
@@ -222,17 +215,15 @@ def measure_tables(
     names = [name for name in dict.fromkeys([*config.search.operations, *interleaved(2)]) if name != "identity"]
     with runtime.fork_rng():
         for number, (sizes, shaped) in enumerate(configs.items(), start=1):
-            own = names if sizes in one_of.values() else []
-            patterns = [[], *([name] * TIMED_BLOCKS for name in own)]
-            for name, work in zip(("none", *own), new_works(patterns, shaped, counts[sizes[0]], runtime), strict=True):
-                works[sizes, name] = work
+            for name in ("none", *(names if sizes in one_of.values() else ())):
+                pattern = [] if name == "none" else [name] * TIMED_BLOCKS
+                works[sizes, name] = new_work(pattern, shaped, counts[sizes[0]], runtime)
             if config.search.latency.source == "onnx":  # an export takes seconds
                 print(f"[{number}/{len(configs)}] {sizes[0]} pieces, width {sizes[1]}: exported", flush=True)
         for attempt in range(1, ATTEMPTS + 1):
             times = timed_rounds(works, ROUNDS, SECONDS)
             tables = {sizes: table_of(times, sizes, one_of[sizes[1]], names) for sizes in configs}
-            reason = unusable_cost(tables)
-            if not reason:
+            if not (reason := unusable_cost(tables)):
                 return tables
             if attempt < ATTEMPTS:
                 print(f"NOTICE: {reason}; measuring again", flush=True)

@@ -90,7 +90,11 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
     vocabulary.save(folder / VOCABULARY)
     dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
     for split in SPLITS:
-        rank_split(folder / f"{split}.ids", folder / f"{split}.bin", vocabulary.ranks, dtype)
+        ids_path = folder / f"{split}.ids"
+        with open(ids_path, "rb") as ids_file, open(folder / f"{split}.bin", "wb") as ranks_file:
+            while (ids := np.fromfile(ids_file, dtype=np.uint32, count=CHUNK)).size:
+                vocabulary.ranks[ids].astype(dtype).tofile(ranks_file)
+        ids_path.unlink()
     np.save(folder / "counts.npy", counts["train"][vocabulary.tokenizer_ids])
     meta = {
         "format": FORMAT,
@@ -131,9 +135,8 @@ def chunk_end(data: bytes) -> int:
 
 def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> tuple[np.ndarray, dict]:
     """Write the tokenizer's ids as uint32. Returns counts [size], and the facts of the split for meta.yaml."""
-    counts = np.zeros(tokenizer.size, dtype=np.int64)
-    lossless, words = options.newline == "keep" and not options.lowercase, 0
-    words_kept = lossless
+    counts, words = np.zeros(tokenizer.size, dtype=np.int64), 0
+    lossless = words_kept = options.newline == "keep" and not options.lowercase
     with open(target, "wb") as file:
         for chunk in read_chunks(path, options):
             words += count_words(chunk)
@@ -152,14 +155,6 @@ def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> t
         "lossless": lossless,
         "words_kept": words_kept and is_text_file(path),
     }
-
-
-def rank_split(source: Path, target: Path, rank_of: np.ndarray, dtype: np.dtype) -> None:
-    """Rewrite the tokenizer's ids as ranks, in chunks, and delete the source."""
-    with open(source, "rb") as ids_file, open(target, "wb") as ranks_file:
-        while (ids := np.fromfile(ids_file, dtype=np.uint32, count=CHUNK)).size:
-            rank_of[ids].astype(dtype).tofile(ranks_file)
-    source.unlink()
 
 
 class Corpus:

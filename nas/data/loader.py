@@ -35,12 +35,9 @@ class ContextBatches:
         self.segments_per_epoch = (row - 1) // segment
         if self.segments_per_epoch < 1:
             least = batch_size * -(-(segment + 1) // image) * image
-            given, advice = (
-                f"the {name} stream has {len(stream):,} tokens",
-                "make one of them smaller, or use more text",
-            )
+            given = f"the {name} stream has {len(stream):,} tokens: too short for"
             rows = f"train.batch_size={batch_size} rows of train.segment={segment} tokens and a target"
-            raise InputError(f"{given}: too short for {rows} (needs {least:,}); {advice}")
+            raise InputError(f"{given} {rows} (needs {least:,}); make one of them smaller, or use more text")
         self.device, self.own = torch.device(device), rows or slice(None)
         self.rows = stream[: batch_size * row].reshape(batch_size, row)[self.own]
         self.position = 0  # segments read in this epoch

@@ -17,7 +17,7 @@ class LayerCost:
 
     Every token computes the head, which has an entry per tail; the tokens of a tail are projected if div_value > 1. The
     four constants were measured on an Intel Xeon (Sapphire Rapids, 2.6 GHz). Only their ratios matter for the cutoffs.
-    size and share are arrays of one shape: the words of a cluster, and their share of all counted words.
+    size and share, numbers or arrays of one shape: the words of a cluster, and their share of all counted words.
     """
 
     d_model: int = 128
@@ -59,12 +59,11 @@ def optimal_cutoffs(counts: np.ndarray, clusters: int, cost: LayerCost) -> list[
         raise ValueError(f"{clusters} clusters need at least {clusters} words, got {words}")
     cumulative = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])  # [N + 1]
     total = cumulative[-1] or 1.0
-    sizes = np.arange(words + 1, dtype=np.float64)  # [N + 1]
 
     def tail_cost(index, i, j):
-        return cost.tail(index, sizes[j] - sizes[i], (cumulative[j] - cumulative[i]) / total)
+        return cost.tail(index, j - i, (cumulative[j] - cumulative[i]) / total)
 
-    best, starts = cost.head(sizes, clusters), []
+    best, starts = cost.head(np.arange(words + 1), clusters), []
     for index in range(1, clusters):
         ends = np.array([words]) if index == clusters - 1 else np.arange(index + 1, words + 1)
         best, start = add_cluster(best, partial(tail_cost, index), index, ends)
@@ -106,10 +105,8 @@ def add_cluster(best: np.ndarray, tail_cost: Callable, first: int, ends: np.ndar
 def total_cost(counts: np.ndarray, cutoffs: list[int], cost: LayerCost) -> float:
     """Cost of a layer with the given cutoffs, in ns per token. counts [N], descending."""
     (head, _), *tails = cluster_table(counts, cutoffs)
-    result = cost.head(np.float64(head), 1 + len(tails))
-    for index, (size, share) in enumerate(tails, start=1):
-        result += cost.tail(index, np.float64(size), share)
-    return float(result)
+    costs = (cost.tail(index, *tail) for index, tail in enumerate(tails, start=1))
+    return float(sum(costs, start=cost.head(head, 1 + len(tails))))
 
 
 def cluster_table(counts: np.ndarray, cutoffs: list[int]) -> list[tuple[int, float]]:

@@ -60,13 +60,10 @@ HELD_OUT = {0: "valid", 10: "test"}  # source files, by their index modulo 20
 
 def find_text(source: str, cache: Path) -> dict[str, Path]:
     """{split: file} of a source. The cache keeps downloads and parts. Raises InputError if it lacks a split."""
-    if source == "pydoc":
-        return split_file(write_pydoc(cache), cache)
-    if source == "stdlib":
-        return find_splits(write_stdlib(cache))
     if source in ARCHIVES:
         return fetch_archive(source, ARCHIVES[source], cache)
-    path = Path(source).expanduser()
+    written = {"pydoc": write_pydoc, "stdlib": write_stdlib}
+    path = written[source](cache) if source in written else Path(source).expanduser()
     if path.is_dir():
         return find_splits(path)
     if path.is_file():
@@ -124,10 +121,9 @@ def split_file(path: Path, cache: Path) -> dict[str, Path]:
     """
     size = path.stat().st_size
     folder = cache / "sources" / f"split-{sha256_of(path)[:16]}"
-    valid, test = (int(size * share) for share in SPLIT_SHARES)
     standard = ARCHIVES[path.name].split_bytes if path.name in ARCHIVES and size == STANDARD_BYTES else None
+    valid, test = standard or (int(size * share) for share in SPLIT_SHARES)
     if standard or not is_text_file(path):
-        valid, test = standard or (valid, test)
         folder = folder.with_name(f"{folder.name}-exact")
     else:
         valid, test = next_line_start(path, valid), next_line_start(path, test)

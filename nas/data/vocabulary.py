@@ -210,16 +210,14 @@ def count_words(text: bytes) -> int:
 class Vocabulary:
     """Translates between text and token ids. The ids of models are ranks: 0 is the most frequent token of train.
 
-    ids [V]: the tokenizer's id of each id of the model. lowercase: whether encode() lowercases the text first. kind:
-    sentencepiece, words or bytes. newline: as data.newline. line_end: the id of the line end; None if tokens leave it
-    out. keeps_text: whether encode() drops neither line ends nor the case of letters.
+    ids [V]: the tokenizer's id of each id of the model. kind: sentencepiece, words or bytes. newline: as data.newline.
+    line_end: its id; None if tokens leave it out. keeps_text: whether encode() keeps line ends and the case of letters.
     """
 
     def __init__(self, tokenizer, ids: np.ndarray, lowercase: bool):
         self.tokenizer, self.tokenizer_ids, self.lowercase = tokenizer, ids.astype(np.uint32), lowercase
         self.size = len(ids)
-        self.ranks = np.empty(self.size, dtype=np.uint32)
-        self.ranks[ids] = np.arange(self.size, dtype=np.uint32)
+        self.ranks = np.argsort(ids).astype(np.uint32)
         self.kind, self.newline = tokenizer.kind, "keep" if tokenizer.keep_newline else "drop"
         self.line_end = int(self.ranks[tokenizer.newline]) if tokenizer.keep_newline else None
         self.keeps_text = tokenizer.keep_newline and not lowercase

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from scipy.special import stdtrit
 
 from nas.core.config import SEEDS, Config, config_of, flat_config, marked
 from nas.core.errors import InputError
@@ -16,7 +17,7 @@ from nas.core.files import read_yaml
 from nas.core.outcome import MARGIN, TIED_MARGIN, entropy, read_pi, undecided_message
 from nas.core.pattern import FORMAT, read_pattern, resolve_block, shape_of
 from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, OUTCOME, PATTERN
-from nas.costs.budget import as_ratio, likeliest_path, log_pi, patterns_within
+from nas.costs.budget import as_ratio, likeliest_pattern, log_pi, patterns_within
 from nas.costs.cost_table import CostTable
 from nas.search.space import read_table
 
@@ -85,8 +86,7 @@ def current_pattern(run: Path) -> list[str]:
     if (run / CHOICE).exists():
         return read_yaml(run / CHOICE)["network"]["blocks"]
     search = read_run(run)
-    path = likeliest_path(search.pi, search.operations, search.costs, search.budget)
-    return [search.operations[index] for index in path]
+    return likeliest_pattern(search.pi, search.operations, search.costs, search.budget)
 
 
 def check_seeds(runs: list[SearchRun]) -> list[str]:
@@ -119,15 +119,6 @@ def check_seeds(runs: list[SearchRun]) -> list[str]:
     return notices
 
 
-def critical_t(samples: int) -> float:
-    """The standard errors above zero at which a mean is significant, a quantile of Student's t; 0 for one sample."""
-    if samples < 2:
-        return 0.0
-    from scipy import stats  # imported here because it takes half a second
-
-    return float(stats.t.ppf(1 - SIGNIFICANCE, samples - 1))
-
-
 def block_confidence(operations: list[str], pi: np.ndarray, chosen: int) -> dict:
     """How certain pi [S, O] is about the chosen operation of a block, in the form of pattern files.
 
@@ -151,7 +142,8 @@ def block_confidence(operations: list[str], pi: np.ndarray, chosen: int) -> dict
     leads = pi[:, [chosen]] - pi[:, others]  # [S, O - 1], over the likeliest first
     margins = leads.mean(axis=0)
     errors = leads.std(axis=0, ddof=1) / math.sqrt(seeds) if seeds > 1 else np.zeros(len(others))
-    doubtful = np.abs(margins) < np.maximum(MARGIN, critical_t(seeds) * errors)
+    critical = stdtrit(seeds - 1, 1 - SIGNIFICANCE) if seeds > 1 else 0.0  # standard errors, by Student's t
+    doubtful = np.abs(margins) < np.maximum(MARGIN, critical * errors)
     record |= {"margin": round(float(margins[0]), 6), "second": operations[others[0]]}
     if seeds > 1:
         record["margin_error"] = round(float(errors[0]), 6)
@@ -202,12 +194,7 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
         for rows, name in zip(pi.swapaxes(0, 1), blocks, strict=False)  # blocks leave identity out
     ]
     origin = {"runs": [str(run.path) for run in choice.runs], "steps": [run.step for run in choice.runs]}
-    more = {
-        "latency_budget": choice.budget,
-        "trials": choice.trials or None,
-        "trial": choice.trial and str(choice.trial),
-    }
-    origin |= {key: value for key, value in more.items() if value is not None}
+    origin |= {"latency_budget": choice.budget, "trials": choice.trials, "trial": choice.trial and str(choice.trial)}
     return {
         "format": FORMAT,
         **shape_of(first.options),
@@ -217,5 +204,5 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
         "flops_ratio_to_interleaved": round(first.flops.ratio_to_interleaved(blocks), 4),
         "model": first.content.get("model"),
         "data": {key: first.content.get("data", {}).get(key) for key in ("source", "tokenizer", "vocab_size")},
-        "derived_from": origin,
+        "derived_from": {key: value for key, value in origin.items() if value},
     }

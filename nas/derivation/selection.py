@@ -11,7 +11,7 @@ from nas.core.config_loading import load_config
 from nas.core.errors import InputError, RunError
 from nas.core.pattern import abbreviate, abbreviate_network, kind_of
 from nas.core.run_folder import CONFIG, LATENCY, TRIALS, check_text, data_digests
-from nas.costs.budget import likeliest_path
+from nas.costs.budget import likeliest_pattern
 from nas.costs.cost_table import CostTable, for_text, latency_report, least_ratio
 from nas.costs.flops import with_latency
 from nas.costs.measurement import measure_pattern
@@ -53,8 +53,7 @@ def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float 
 def likeliest_choice(runs: list[SearchRun], costs: CostTable, budget: float | None) -> Choice:
     """The likeliest pattern by pi, averaged over the runs."""
     pi = np.mean([run.pi for run in runs], axis=0)
-    path = likeliest_path(pi, runs[0].operations, costs, budget)
-    return Choice([runs[0].operations[index] for index in path], budget, runs)
+    return Choice(likeliest_pattern(pi, runs[0].operations, costs, budget), budget, runs)
 
 
 class RunLatency:
@@ -98,7 +97,6 @@ class RunLatency:
 
 
 def print_choice(choice: Choice, pattern: dict, costs: CostTable) -> None:
-    """Print a choice and the content of its pattern file."""
     print(confidence_table(pattern))
     for warning in confidence_warnings(pattern):
         print(f"WARNING: {warning}")
@@ -152,7 +150,6 @@ def confidence_table(pattern: dict) -> str:
 
 
 def decision(record: dict) -> str:
-    """Whether pi decides a block, as text."""
     if record["undecided"]:
         return f"undecided: {record['as_good']} as good"
     if record["margin"] < 0:
@@ -162,13 +159,12 @@ def decision(record: dict) -> str:
 
 def print_spread(choice: Choice, costs: CostTable) -> None:
     """Print the likeliest pattern of each run, and how much they differ, if there are several."""
-    operations, paths = choice.runs[0].operations, {}
     if len(choice.runs) == 1:
         return
-    for run in choice.runs:
-        paths[run.path] = likeliest_path(run.pi, operations, costs, choice.budget)
-        print(f"{run.path}: {abbreviate([operations[index] for index in paths[run.path]])}")
-    differing = [sum(a != b for a, b in zip(one, two, strict=True)) for one, two in combinations(paths.values(), 2)]
+    patterns = [likeliest_pattern(run.pi, run.operations, costs, choice.budget) for run in choice.runs]
+    for run, pattern in zip(choice.runs, patterns, strict=True):
+        print(f"{run.path}: {abbreviate(pattern)}")
+    differing = [sum(a != b for a, b in zip(one, two, strict=True)) for one, two in combinations(patterns, 2)]
     print(f"{np.mean(differing):.1f} of {len(choice.runs[0].pi)} blocks differ between two of these patterns")
 
 
@@ -182,13 +178,12 @@ def pareto_table(patterns: list[dict], costs: CostTable) -> str:
     ]
     for pattern in patterns:
         latency, blocks = pattern.get("latency") or {}, pattern["blocks"]
-        values = {"ms_per_1000_bytes": ".3f", "ratio_to_interleaved": ".3f"}
         cells = [
             f"{pattern['derived_from']['latency_budget']:.4g}",
             abbreviate(blocks),
             str(sum(kind_of(name).reaches_far for name in blocks)),
             f"{costs.ratio(blocks):.3f}",
-            *(format(latency[key], digits) if key in latency else "" for key, digits in values.items()),
+            *(f"{latency[key]:.3f}" if key in latency else "" for key in ("ms_per_1000_bytes", "ratio_to_interleaved")),
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"

@@ -38,18 +38,15 @@ from nas.training.passes import count_steps
 from nas.training.train_step import Batch, BatchRunner, ReplayedStep, TrainStep, can_replay
 from nas.training.trainer import Phase
 
-Branches = tuple[list[int], Tensor | None]  # indices of the operations that a block runs, and their weights (None: 1)
 SAMPLING_SEED = 0x5EED  # separates the noise of the samples from that of initialisation and dropout
 ADAM_BETAS = (0.5, 0.999)  # as in DARTS (arXiv 1806.09055, appendix A.1.1): low momentum, as the loss changes
 
 
 def gumbel(uniform: Tensor) -> Tensor:
-    """Standard Gumbel noise -log(-log u) of draws u in [0, 1], finite for every u. Raises ValueError if not float64.
+    """Standard Gumbel noise -log(-log u) of float64 draws u in [0, 1]. Float32 would round draws to exactly 0 and 1.
 
     u is clamped to the smallest normal float64 and to the largest below 1, so the noise is in [-6.6, 36.8].
     """
-    if uniform.dtype != torch.float64:
-        raise ValueError(f"gumbel needs float64 draws, got {uniform.dtype}: float32 rounds draws to exactly 0 and 1")
     uniform = uniform.clamp(torch.finfo(torch.float64).tiny, 1 - torch.finfo(torch.float64).eps / 2)
     return -torch.log(-torch.log(uniform))
 
@@ -76,13 +73,11 @@ def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple
 class StochasticBlock(nn.Module):
     """x + sum of weight * operation(x) over the operations in `choice`; the others do not run.
 
-    The block keeps its inputs with every choice, because the next segment may choose an operation that reads them. So
-    no operation carries a state: linear attention reads the inputs again, from an empty state. Raises RuntimeError if
-    `choice` is not set.
+    The block keeps its inputs, because the next segment may choose an operation that reads them. So no operation
+    carries a state: linear attention reads the inputs again, from an empty state.
     """
 
     def __init__(self, operations: list[tuple[str, dict[str, int]]], config: BlockConfig):
-        """operations: names and sizes."""
         super().__init__()
         self.candidates = nn.ModuleList(build_operation(name, config, **sizes) for name, sizes in operations)
         for candidate in self.candidates:
@@ -93,22 +88,18 @@ class StochasticBlock(nn.Module):
         self.reach = None if None in reaches else max(reaches)
         self.period = math.lcm(*(candidate.period for candidate in self.candidates))
         self.stride = math.lcm(*(candidate.stride for candidate in self.candidates))
-        self.choice: Branches | None = None  # None until the SuperNet sets a mixture or a path
+        self.choice: tuple[list[int], Tensor | None] | None = None  # indices of operations, and their weights (None: 1)
 
     def begin(self, rows: int) -> State:
         return {}
 
     def forward(self, x: Tensor, state: State, segment: Segment) -> tuple[Tensor, State]:
-        if self.choice is None:
-            raise RuntimeError("no operation is chosen; call set_mixture() or set_path() first")
-        chosen, weights = self.choice
+        chosen, weights = self.choice  # of set_mixture() or set_path()
         inputs = as_memory(x, segment.tokens, self.reads_tokens)
         state = state or {name: value[:, :0].detach() for name, value in inputs.items()}
         past = segment._replace(tokens=state.get("tokens"))
-        branches = []
-        for candidate in (self.candidates[index] for index in chosen):
-            branch, _ = candidate(x, candidate.remember(state["memory"], past), segment)
-            branches.append(branch)
+        candidates = [self.candidates[index] for index in chosen]
+        branches = [one(x, one.remember(state["memory"], past), segment)[0] for one in candidates]
         kept = limit(segment.kept, self.reach)
         state = {name: extend(state[name], value, kept) for name, value in inputs.items()}
         if weights is None:
@@ -119,7 +110,6 @@ class StochasticBlock(nn.Module):
 
 
 def build_supernet(config: Config, corpus: Corpus) -> TransformerXL:
-    """The SuperNet of a configuration."""
     operations, block = [resolve_block(name, config.shape) for name in config.search.operations], block_config(config)
     layers = [StochasticBlock(operations, block) for _ in range(config.model.blocks)]
     return TransformerXL(layers, block, corpus.vocab_size, **backbone_options(config, corpus.vocab_size))
@@ -127,10 +117,9 @@ def build_supernet(config: Config, corpus: Corpus) -> TransformerXL:
 
 def set_mixture(supernet: TransformerXL, weights: Tensor) -> None:
     """Make the next forward passes run all candidates, weighted by a relaxed sample [N, O]."""
-    weights = weights.to(supernet.embedding.weight.device)
     for block in supernet.blocks:
         block.choice = None  # old rows would keep the weights' gradient on the stream of an earlier step
-    for block, row in zip(supernet.blocks, weights, strict=True):
+    for block, row in zip(supernet.blocks, weights.to(supernet.embedding.weight.device), strict=True):
         block.choice = list(range(len(row))), row
 
 
@@ -163,19 +152,15 @@ class Schedule:
         return self.options.temperature.start ** (1 - progress) * self.options.temperature.end**progress
 
 
-def latency_term(logits: Tensor, costs: CostTable, operations: list[str], weight: float, target: float) -> Tensor:
-    """weight * max(0, expected cost / cost of the reference - target), in nats. It is exact."""
-    return weight * (costs.expected_ratio(logits.softmax(dim=-1), operations) - target).clamp_min(0)
-
-
 class Logits:
     """The logits [N, O], their samples and optimizer, on the CPU: so samples are equal on all devices and ranks."""
 
-    def __init__(self, supernet: TransformerXL, config: Config, runtime: Runtime, latency: partial | None):
-        options = config.search
-        self.supernet, self.latency, self.hard = supernet, latency, options.sampling == "hard"
-        self.values = nn.Parameter(torch.zeros(len(supernet.blocks), len(options.operations)))
-        adam = options.optimizer
+    def __init__(
+        self, supernet: TransformerXL, config: Config, runtime: Runtime, costs: CostTable, target: float | None
+    ):
+        self.supernet, self.options, self.costs, self.target = supernet, config.search, costs, target
+        self.values = nn.Parameter(torch.zeros(len(supernet.blocks), len(self.options.operations)))
+        self.hard, adam = self.options.sampling == "hard", self.options.optimizer
         self.optimizer = torch.optim.Adam([self.values], adam.lr, ADAM_BETAS, weight_decay=adam.weight_decay)
         self.generator = torch.Generator().manual_seed(config.seed ^ SAMPLING_SEED)
         shape = self.values.shape[:1] if self.hard else self.values.shape
@@ -188,7 +173,6 @@ class Logits:
 
     @property
     def path(self) -> list[int]:
-        """The argmax of pi."""
         return self.values.detach().argmax(dim=-1).tolist()
 
     def sample(self, temperature: float, learn: bool) -> Tensor:
@@ -212,12 +196,17 @@ class Logits:
         else:
             set_mixture(self.supernet, self.gates)
 
+    def latency_term(self) -> Tensor:
+        """weight * max(0, expected cost / cost of the reference - target), in nats. It is exact."""
+        ratio = self.costs.expected_ratio(self.values.softmax(dim=-1), self.options.operations)
+        return self.options.latency.weight * (ratio - self.target).clamp_min(0)
+
     def update(self, sample: Tensor) -> None:
         """Follow the gradient of the loss, which reached the gates, and of the latency term."""
         sample.backward(self.gates.grad.cpu())
         self.values.grad = distributed.all_reduce_mean(self.values.grad)  # each rank has its own rows
-        if self.latency:
-            self.latency(self.values).backward()
+        if self.target is not None:
+            self.latency_term().backward()
         if not self.values.grad.isfinite().all():
             raise FloatingPointError("the gradient of the logits is not finite")
         self.optimizer.step()
@@ -237,30 +226,16 @@ class Logits:
 
 
 class GumbelPhase(Phase):
-    """Trains the weights and the logits of a SuperNet in turn. Raises InputError as Schedule.
+    """Trains weights and logits of a SuperNet in turn. target: the highest expected cost ratio; None: any."""
 
-    target: the highest expected cost, as a ratio to the reference's; None: any.
-    """
-
-    def __init__(
-        self,
-        supernet: TransformerXL,
-        corpus: Corpus,
-        config: Config,
-        runtime: Runtime,
-        costs: CostTable,
-        target: float | None = None,
-    ):
-        self.supernet, self.corpus, self.config, self.runtime = supernet.to(runtime.device), corpus, config, runtime
+    def __init__(self, corpus: Corpus, config: Config, runtime: Runtime, costs: CostTable, target: float | None = None):
+        self.supernet = supernet = build_supernet(config, corpus).to(runtime.device)
+        self.corpus, self.config, self.runtime = corpus, config, runtime
         self.options, self.costs = config.search, costs
         self.stream, self.heldout_stream = open_streams(corpus, config, runtime)
         self.total_steps = count_steps(config, len(corpus.tokens("train")))
         self.schedule = Schedule(self.options, self.total_steps, shared=not self.heldout_stream)
-        latency = None
-        if target is not None:
-            term = {"operations": self.options.operations, "weight": self.options.latency.weight, "target": target}
-            latency = partial(latency_term, costs=costs, **term)
-        self.logits = Logits(supernet, config, runtime, latency)
+        self.logits = Logits(supernet, config, runtime, costs, target)
         hard, prepare = self.logits.hard, self.logits.set_gates
         self.train_weights = TrainStep(supernet, config.train, self.total_steps, runtime, sampled=hard, prepare=prepare)
         possible = can_replay(supernet, config.train, runtime) and not hard
@@ -298,12 +273,10 @@ class GumbelPhase(Phase):
             return evaluate_split(self.config, self.supernet, chosen, self.corpus, "valid", self.runtime)
 
     def record(self, run: RunFolder, step: int) -> None:
-        """Append a line to pi.jsonl."""
-        pi, scalars = self.logits.pi, self.scalars(step)
+        pi, ratio = self.logits.pi, self.scalars(step)["cost_ratio"]
         line = {"step": step, "operations": self.options.operations, "pi": pi.tolist()}
-        cost = scalars["cost_ratio"] * self.costs.reference(len(pi))  # for 1,000 bytes of text
-        line |= {"expected_latency_ms": cost if self.costs.unit == MILLISECONDS else None}
-        line |= {"expected_cost_ratio": scalars["cost_ratio"], "of_steps": self.total_steps}
+        cost = ratio * self.costs.reference(len(pi)) if self.costs.unit == MILLISECONDS else None  # for 1,000 bytes
+        line |= {"expected_latency_ms": cost, "expected_cost_ratio": ratio, "of_steps": self.total_steps}
         run.append(PI, line | {"temperature": self.temperature})
 
     def scalars(self, step: int) -> dict[str, float]:
@@ -320,7 +293,6 @@ class GumbelPhase(Phase):
 
     @property
     def pattern(self) -> list[str]:
-        """The likeliest operation of each block."""
         return [self.options.operations[index] for index in self.logits.path]
 
     def replicated_state(self) -> dict[str, Tensor]:

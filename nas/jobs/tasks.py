@@ -97,9 +97,7 @@ def interrupt(process: BaseProcess) -> None:
         os.kill(process.pid, signal.SIGINT)
 
 
-def run_command(
-    arguments: list[str], out: Path | None, errors: Path | None, cwd: Path, environment: dict[str, str]
-) -> None:
+def run_command(arguments: list[str], out: Path | None, errors: Path | None, cwd: Path, environment: dict) -> None:
     """Run a command in the fork. A session of its own keeps away the terminal's Ctrl-C, which the parent passes on."""
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
@@ -135,7 +133,6 @@ class Task:
 
 
 def script_task(name: str, script: str, arguments: list, result: Path, log: Path) -> Task:
-    """The task of a script of the four stages."""
     return Task(name, [str(ROOT / script), *map(str, arguments)], result, log)
 
 

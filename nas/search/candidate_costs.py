@@ -72,8 +72,7 @@ def find_costs(candidates: Candidates, file: Path, runtime: Runtime, keep: bool 
         source = file if file.exists() else Path(latency.table)
         costs = NetworkCosts.read(source)
         wanted = wanted_conditions(candidates, runtime, keep)
-        reason = costs.differ(candidates.config, wanted, candidates.reference)
-        if not reason:
+        if not (reason := costs.differ(candidates.config, wanted, candidates.reference)):
             return costs
         if latency.table:
             given = file if source == file else f"search.latency.source={source}"
@@ -111,6 +110,5 @@ def measure_costs(candidates: Candidates, runtime: Runtime) -> NetworkCosts:
     for shape, table in measure_tables(configs, counts, runtime).items():
         corpus = candidates.corpora[shape[0]]
         holds_for = device | size_conditions(configs[shape], corpus, list(table.blocks))
-        scaled = table.scaled(1000 / (bytes_per_token(corpus) * tokens))
-        tables[shape] = replace(scaled, holds_for=holds_for)
+        tables[shape] = replace(table.scaled(1000 / (bytes_per_token(corpus) * tokens)), holds_for=holds_for)
     return NetworkCosts(tables, candidates.reference)

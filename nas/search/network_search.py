@@ -39,8 +39,7 @@ EVALUATIONS = 4  # of a training on valid, before its end
 def choose_network(config: Config, run: Path, runtime: Runtime) -> tuple[Config, dict]:
     """The configuration with the sizes of the best network, and the content of choice.yaml, which a resumed run keeps.
 
-    Raises InputError if no network is within the budget or another process runs the trials, and RunError if every trial
-    of a rung fails.
+    Raises InputError if no network fits the budget or another process runs the trials, RunError if a whole rung fails.
     """
     opened = RunFolder(run / TRIALS, config, STAGE)  # refuses other options than those of an earlier call
     config = opened.resolve_auto(config)
@@ -67,15 +66,15 @@ def chosen_costs(given: Config, run: Path, choice: dict) -> dict[str, NetworkCos
 def search_networks(config: Config, run: RunFolder, runtime: Runtime) -> tuple[dict, list[dict]]:
     """The content of choice.yaml and the lines of pi.jsonl. run: folder of the trials. Raises as choose_network()."""
     strategy = open_search(config, run.path, runtime)
-    trials, size = strategy.trials, strategy.costs.reference.vocab_size
-    run.start(config, provenance(config, trials.corpora[size].meta, runtime))
+    trials = strategy.trials
+    corpus = trials.corpora[strategy.costs.reference.vocab_size]
+    run.start(config, provenance(config, corpus.meta, runtime))
     run.write(CONFIG, {"stage": STAGE, **asdict(config)})  # with the present text and device, which trials read
     run.write(COSTS, strategy.costs.to_dict())
     what = "candidates" if config.search.latency.source == "none" else "within the budget"
     parts = batches(trials.rungs)
     most = f"{sum(share * count for share, count in parts):.3g}"
     print(f"{len(strategy.networks)} networks are {what} at first; trials take the steps of at most {most} trainings")
-    corpus = trials.corpora[size]
     if warning := passes_warning(resolve_auto(config, corpus), corpus):
         print(warning)
     if not (run.path / LOGS).exists():
@@ -146,8 +145,8 @@ def choice_record(strategy: Strategy, best: Network) -> dict:
 def network_records(strategy: Strategy, best: Network) -> list[dict]:
     """Networks with predictions, the best first: the most likely ones, those with trials, and interleaved ones.
 
-    `behind` is the relative difference of a network's predicted loss at the end of a training to that of the chosen
-    one. Where no trial ends a training, the surrogate knows no absolute loss of the end.
+    `behind`: the relative difference of the predicted loss at the end of a training to the chosen network's. Where no
+    trial ends a training, the surrogate knows no absolute loss of the end.
     """
     surrogate, costs, tried = strategy.fit(), strategy.costs, strategy.trials.results
     networks = list(dict.fromkeys([*strategy.networks, costs.reference]))  # the reference may be beyond the budget
@@ -172,7 +171,6 @@ def network_records(strategy: Strategy, best: Network) -> list[dict]:
 
 
 def spent(trials: Trials) -> dict:
-    """What the trials have taken."""
     results, train = trials.results.values(), trials.config.train
     steps = sum(one["step"] for one in results)
     tokens, seconds = steps * train.batch_size * train.segment, sum(one["wall_time_s"] for one in results)
@@ -234,8 +232,7 @@ def overfit_warning(choice: dict) -> str | None:
 
 
 def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime) -> Config:
-    """The configuration with the train.epochs with which all stages take these minutes, and evaluations and a warm-up
-    that suit them.
+    """The configuration with the train.epochs, evaluations and warm-up with which all stages take these minutes.
 
     folder: of the trials; it keeps the measured costs and the estimate. Raises InputError if the minutes are too few.
     """
@@ -251,9 +248,11 @@ def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime)
     epochs = min(1.0, (left - fixed) / per_epoch)
     again = whole_seconds(estimate, AGAIN_RUNGS)  # above 1 epoch; these rungs take longer
     longer = (left - again[0]) / again[1]
-    if longer > 1 and gets_dropout(config, longer, corpus):  # the estimate has none
-        again = whole_seconds(estimate._replace(training=DROPOUT_TIME * estimate.training), AGAIN_RUNGS)
-        longer = (left - again[0]) / again[1]
+    if longer > 1 and config.model.dropout == "auto":
+        trained = replace(config, train=replace(config.train, steps=None, epochs=longer))
+        if resolve_auto(trained, corpus).model.dropout > 0:  # the estimate has none
+            again = whole_seconds(estimate._replace(training=DROPOUT_TIME * estimate.training), AGAIN_RUNGS)
+            longer = (left - again[0]) / again[1]
     if max(longer, least) > 1:
         (fixed, per_epoch), epochs = again, min(longer, most)
     if epochs < least:
@@ -280,12 +279,6 @@ def measure(config: Config, corpus: Corpus, folder: Path, runtime: Runtime) -> t
     write_yaml(folder / COSTS, strategy.costs.to_dict())
     write_yaml(file, {"start": estimate.start, "training": estimate.training, "about": about})
     return estimate, min(strategy.trials.steps.values())
-
-
-def gets_dropout(config: Config, epochs: float, corpus: Corpus) -> bool:
-    """Whether the reference gets dropout by auto if it reads its text so often."""
-    longer = replace(config, train=replace(config.train, steps=None, epochs=epochs))
-    return config.model.dropout == "auto" and resolve_auto(longer, corpus).model.dropout > 0
 
 
 def forget_estimate(folder: Path) -> None:

@@ -164,7 +164,6 @@ class NetworkCosts:
         return self.tables[network[:2]].cost(network.blocks)
 
     def ratio(self, network: Network) -> float:
-        """Cost relative to that of the reference."""
         return self.cost(network) / self.reference_cost
 
     def table(self, vocab_size: int | None, d_model: int) -> CostTable:

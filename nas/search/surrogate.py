@@ -100,8 +100,7 @@ def width_of(block: str, d_model: int, d_ffn: int | str) -> float:
 
 
 class Surrogate:
-    """A Gaussian process regression for the logarithm of the loss: a polynomial, an effect of each network, and one of
-    each pair of vocabulary and width.
+    """A Gaussian process of the logarithm of the loss: a polynomial, and effects of networks and of pairs of sizes.
 
     networks: all candidates. d_ffn: model.d_ffn. mean_log_sizes: to which the terms refer; None: that of all
     candidates. terms: as TERMS. text: what a whole training reads.
@@ -156,9 +155,8 @@ class Surrogate:
     def predict(self, networks: Sequence[Network]) -> np.ndarray:
         """Losses [P] at the end of a training, up to a factor that is the same for all."""
         wanted, missed = self.inputs(networks), self.logs - self.known.features @ self.mean
-        return np.exp(
-            wanted.features @ self.mean + self.covariance(wanted, self.known) @ cho_solve(self.factor, missed)
-        )
+        learned = self.covariance(wanted, self.known) @ cho_solve(self.factor, missed)
+        return np.exp(wanted.features @ self.mean + learned)
 
     def errors(self, networks: Sequence[Network], other: Network) -> np.ndarray:
         """Standard errors [P] of loss / loss of the other network - 1, at the end of a training."""

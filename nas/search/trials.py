@@ -62,7 +62,6 @@ def rung_steps(share: float, steps: int) -> int:
 
 
 def part_of(share: float) -> str:
-    """The words for a share of a training."""
     return "a whole training" if share == 1 else f"{share:g} of a training"
 
 
@@ -108,9 +107,8 @@ def run_trials(tasks: list[Task], runtime: Runtime) -> dict[str, dict]:
 class Trials:
     """Parts of trainings of networks, or whole ones. A whole training reads the same text in each vocabulary.
 
-    points: the losses on valid, in the order of the trials. results: the content of the file of each network's last
-    trial. tried: all networks that began one. failed: those whose last trial failed. steps: of whole trainings, by
-    vocabulary. text: what these read.
+    points: the losses on valid, in the order of the trials. results: the file of each network's last trial. tried: all
+    networks that began one. failed: those whose last one failed. steps (by vocabulary), text: of whole trainings.
     """
 
     def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, runtime: Runtime):
@@ -165,7 +163,6 @@ class Trials:
         return script_task(name, "retrain.py", arguments, run / result, log)
 
     def until(self, network: Network, share: float) -> int:
-        """The steps after which a trial stops."""
         return rung_steps(share, self.steps[network.vocab_size])
 
     def run(self, networks: list[Network], share: float) -> None:
