@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 def is_main() -> bool:
-    """Whether this rank is the one that writes and prints."""
+    """Whether this rank writes and prints."""
     return rank() == 0
 
 
@@ -85,15 +85,11 @@ def gather_rows(own: Tensor) -> Tensor | None:
 
 def all_reduce_mean(x: Tensor) -> Tensor:
     """The mean of x over all ranks, the same on each."""
-    if world_size() == 1:
-        return x
-    total = x.clone()
-    dist.all_reduce(total)
-    return total / world_size()
+    return x if world_size() == 1 else all_reduce_sum(x.clone()) / world_size()
 
 
 def all_reduce_sum(values: Tensor) -> Tensor:
-    """The sum of values on the CPU over all ranks, in place."""
+    """The sum of values over all ranks, in place."""
     if world_size() > 1:
         dist.all_reduce(values)
     return values
@@ -145,9 +141,7 @@ def broadcast_from_main(work: Callable[[], Result]) -> Result:
 
 def wrap_ddp(model: nn.Module) -> nn.Module:
     """Wrap a model in DistributedDataParallel. All parameters must get a gradient in each backward pass."""
-    if world_size() == 1:
-        return model
-    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return model if world_size() == 1 else DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
 def sync_gradients(model: nn.Module, wanted: bool) -> AbstractContextManager:
