@@ -49,10 +49,8 @@ def origin(run: Path) -> dict:
     }
     commit, _, changed = (record["git_commit"] or "").partition("-")
     changes = "    # and changes that were not committed" if changed else ""
-    repeat = [
-        *([f"git checkout {commit}{changes}"] if commit else []),
-        f"python {command_for_new_run(run, record['command'])}",
-    ]
+    repeat = [f"git checkout {commit}{changes}"] if commit else []
+    repeat.append(f"python {command_for_new_run(run, record['command'])}")
     options = changed_options(flat_config(read_yaml(run / run_folder.CONFIG)))
     return {"repeat": repeat, "facts": facts, "options": options}
 
@@ -141,16 +139,15 @@ def mixture_section(results: dict | None) -> dict:
 
 
 def comparison_section(run: Path) -> dict:
-    """The section of a comparison: its claims, figure and table."""
     results = read_results(run)
-    header, rows = table(results)
+    rows = table(results)
     return {
         "warnings": notices(results),
         "claims": read_claims(run, results),
         "shown": [result.blocks for result in results],
         "plot": data_uri(figures.comparison_plot, results),
-        "header": header,
-        "rows": [(result, cells[2:]) for result, cells in zip(results, rows, strict=True)],
+        "header": list(rows[0]),
+        "rows": [(result, [*row.values()][2:]) for result, row in zip(results, rows, strict=True)],
         "settings": (run / SETTINGS).read_text(encoding="utf-8"),
     }
 
