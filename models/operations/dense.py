@@ -7,20 +7,18 @@ from torch.nn import functional as F
 from models.operations.operation import BareReader, BlockConfig, Operation, TokenReader
 
 
-class SquaredReLU(nn.Module):
+def relu_squared(x: Tensor) -> Tensor:
     """max(0, x)^2 (Primer, arXiv 2109.08668)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x).square()
+    return torch.relu(x).square()
 
 
-ACTIVATIONS = {"relu_squared": SquaredReLU, "relu": nn.ReLU, "gelu": nn.GELU}
+ACTIVATIONS = {"relu_squared": relu_squared, "relu": torch.relu, "gelu": F.gelu}
 
 
 class DenseReader(BareReader):
     def branch(self, x, segment):
         expand, output = self.operation.expand, self.operation.output
-        hidden = self.operation.activation.forward(F.linear(x, expand.weight, expand.bias))
+        hidden = self.operation.activation(F.linear(x, expand.weight, expand.bias))
         return F.linear(hidden, output.weight, output.bias)
 
 
@@ -32,7 +30,7 @@ class Dense(Operation):
     def __init__(self, config: BlockConfig, d_ffn: int):
         super().__init__(config)
         self.expand = nn.Linear(config.d_model, d_ffn)
-        self.activation = ACTIVATIONS[config.activation]()
+        self.activation = ACTIVATIONS[config.activation]
         self.output = nn.Linear(d_ffn, config.d_model)
 
     def branch(self, context, length, segment):
