@@ -75,10 +75,8 @@ class StreamModel(nn.Module):
 
 
 class Decoder:
-    """Reads a stream with a model of fixed blocks, and predicts the next token.
-
-    It computes what StreamModel computes, keeps the state itself, and reads a single position in fewer calls.
-    context: as in StreamModel.
+    """Predicts the next token of a stream, as StreamModel does. It keeps the state itself, and reads a single position
+    in fewer calls. context: as in StreamModel.
     """
 
     @torch.no_grad()
@@ -126,11 +124,8 @@ class Decoder:
 
     def repeat(self, count: int) -> None:
         """Repeat the stream of one row in `count` rows, which may then go on differently."""
-        repeated = [
-            {name: value.expand(count, *value.shape[1:]) for name, value in reader.state.items()}
-            for reader in self.readers
-        ]
-        self.set_states(repeated)
+        for reader in self.readers:
+            reader.state = {name: value.expand(count, *value.shape[1:]) for name, value in reader.state.items()}
         self.last = self.last if self.last is None else self.last.expand(count, -1)
 
 
