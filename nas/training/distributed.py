@@ -102,10 +102,9 @@ def any_rank(flag: bool) -> bool:
 
 def all_gather(value) -> list:
     """The values of all ranks in order, on each rank."""
-    if world_size() == 1:
-        return [value]
-    values = [None] * world_size()
-    dist.all_gather_object(values, value)
+    values = [value] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(values, value)
     return values
 
 
