@@ -97,9 +97,8 @@ class Predictor:
         prompt: np.ndarray,
         samples: int,
     ):
-        self.runtime, (self.segment, memory) = runtime, lengths
-        self.memory, self.log_p = memory, None
-        self.decoder = Decoder(model, self.segment + memory) if model else None
+        self.runtime, self.log_p, (self.segment, self.memory) = runtime, None, lengths
+        self.decoder = Decoder(model, sum(lengths)) if model else None
         for start in range(0, len(prompt), self.segment) if model else ():
             self.read_network(prompt[None, start : start + self.segment].astype(np.int64))
         if model:
