@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.operations.operation import BareReader, BlockConfig, Operation, TokenReader
+from models.operations.operation import BareReader, BlockConfig, Operation
 
 
 def relu_squared(x: Tensor) -> Tensor:
@@ -37,18 +37,11 @@ class Dense(Operation):
         return self.output(self.dropout(self.activation(self.expand(context))))
 
 
-class IdentityReader(TokenReader):
-    def __call__(self, x, segment):
-        return x
-
-
 class Identity(Operation):
     """An empty branch. A search can choose it to leave out a block."""
-
-    Reader = IdentityReader
 
     def __init__(self, config: BlockConfig):
         nn.Module.__init__(self)  # without norm and dropout
 
     def forward(self, x, state, segment):
-        return x.new_zeros(()), state  # broadcasts over [B, L, D]
+        return x.new_zeros(()).expand_as(x), state
