@@ -86,9 +86,7 @@ class AdaptiveSoftmax(nn.Module):
         super().__init__()
         cluster_bounds = [0, *cutoffs, vocab_size]
         if not cutoffs or any(low >= high for low, high in pairwise(cluster_bounds)):
-            raise ValueError(
-                f"cutoffs={list(cutoffs)} must increase strictly between 0 and the vocabulary size {vocab_size}"
-            )
+            raise ValueError(f"cutoffs={cutoffs} must increase strictly between 0 and the vocabulary size {vocab_size}")
         if weight is not None and div_value != 1:
             raise ValueError(f"div_value={div_value} must be 1 if the output layer is tied to the embedding")
         self.cluster_bounds = cluster_bounds

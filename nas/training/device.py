@@ -85,9 +85,8 @@ def choose_device(option: str) -> torch.device:
     if option == "cuda" and not count:
         raise InputError("train.device=cuda: PyTorch sees no GPU here; give cpu or auto")
     if count and processes > count:
-        raise InputError(
-            f"{processes} processes need as many GPUs, but there are {count}: give torchrun --nproc-per-node {count}"
-        )
+        advice = f"give torchrun --nproc-per-node {count}"
+        raise InputError(f"{processes} processes need as many GPUs, but there are {count}: {advice}")
     return torch.device("cuda", local_rank()) if count else torch.device("cpu")
 
 

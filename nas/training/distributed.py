@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from nas.core.errors import InputError, Interrupted, RunError, local_rank, rank, world_size
 
@@ -46,10 +47,8 @@ def process_group(device: torch.device):
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and not any(word in str(error) for word in LOST_CONTACT):
             raise
-        raise RunError(
-            f"lost contact with another process ({str(error).splitlines()[0]}); torchrun names the one that ended "
-            "below; --resume continues from the last checkpoint"
-        ) from None
+        advice = "torchrun names the one that ended below; --resume continues from the last checkpoint"
+        raise RunError(f"lost contact with another process ({str(error).splitlines()[0]}); {advice}") from None
     except Interrupted as error:  # all ranks stop together
         traceback.clear_frames(error.__traceback__)
         leave_group()
@@ -66,10 +65,8 @@ def leave_group() -> None:
 def rank_rows(rows: int, grad_accum_steps: int) -> slice:
     """The rows of a batch that this rank reads. Raises InputError if ranks and parts do not divide the batch."""
     if rows % (world_size() * grad_accum_steps):
-        raise InputError(
-            f"train.batch_size={rows} must be a multiple of the {world_size()} processes"
-            + (f" times train.grad_accum_steps={grad_accum_steps}" if grad_accum_steps > 1 else "")
-        )
+        times = f" times train.grad_accum_steps={grad_accum_steps}" if grad_accum_steps > 1 else ""
+        raise InputError(f"train.batch_size={rows} must be a multiple of the {world_size()} processes{times}")
     own = rows // world_size()
     return slice(rank() * own, (rank() + 1) * own)
 
@@ -114,10 +111,9 @@ def check_replicated(values: dict[str, Tensor]) -> None:
         value = value.detach().double().cpu()
         for number, other in enumerate(all_gather(value)):
             if not torch.equal(other, value):
-                raise RunError(
-                    f"ranks {rank()} and {number} must agree but differ in {name}; restart from the last checkpoint "
-                    "with --resume, on machines of one kind with the same versions"
-                )
+                advice = "with --resume, on machines of one kind with the same versions"
+                reason = f"ranks {rank()} and {number} must agree but differ in {name}"
+                raise RunError(f"{reason}; restart from the last checkpoint {advice}")
 
 
 def barrier() -> None:
@@ -162,6 +158,4 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
     if world_size() == 1:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    means = all_reduce_mean(torch.cat([gradient.flatten() for gradient in gradients]))
-    for gradient, mean in zip(gradients, means.split([gradient.numel() for gradient in gradients]), strict=True):
-        gradient.copy_(mean.view_as(gradient))
+    vector_to_parameters(all_reduce_mean(parameters_to_vector(gradients)), gradients)

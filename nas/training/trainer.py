@@ -27,9 +27,7 @@ FORMAT = "par-checkpoint/5"
 
 
 def save_checkpoint(path: Path, state: dict) -> None:
-    """Write a state to `path`. After a crash at any moment the file holds either the previous or the new state. Raises
-    RunError if the file cannot be written, on a full disk for example.
-    """
+    """Write a state to `path` atomically. Raises RunError if the file cannot be written, on a full disk for example."""
     try:
         with atomic_write(path) as file:
             torch.save({"format": FORMAT, **state}, file)
@@ -41,9 +39,7 @@ def save_checkpoint(path: Path, state: dict) -> None:
 
 
 def load_checkpoint(path: Path, key: str) -> dict:
-    """Read a state that has `key` onto the CPU, without running code from the file. Raises InputError if the file is
-    missing or damaged, or holds something else.
-    """
+    """Read a state that has `key` onto the CPU. Raises InputError if the file is missing, damaged or something else."""
     if not path.exists():
         raise InputError(f"{path} is missing; the stage that writes it has not finished, or the file was removed")
     with open(path, "rb") as file:
@@ -151,10 +147,8 @@ class Trainer:
                 if self.due(self.options.checkpoint_every) or last or interrupted:
                     self.save()
                 if interrupted:
-                    raise Interrupted(
-                        f"stopped at step {self.step} of {steps}; progress is saved; "
-                        "rerun the same command with --resume to continue"
-                    )
+                    advice = "progress is saved; rerun the same command with --resume to continue"
+                    raise Interrupted(f"stopped at step {self.step} of {steps}; {advice}")
 
     def due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
