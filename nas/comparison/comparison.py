@@ -90,8 +90,8 @@ class Comparison:
         for key, contender in networks.items():
             corpus = Corpus(prepare(contender.config.data))
             models[key] = contender.blocks, resolve_auto(contender.config, corpus), corpus
-        times = text_times(models, runtime, ROUNDS) if models else {}
-        times = {key: found["ms_per_1000_bytes"] for key, found in times.items()}
+        found = text_times(models, runtime, ROUNDS) if models else {}
+        times = {key: time["ms_per_1000_bytes"] for key, time in found.items()}
         write_yaml(self.path / LATENCIES, {"networks": times, "holds_for": now})
 
 

@@ -28,10 +28,6 @@ class Metric:
     exponential: bool  # whether the metric is exp(loss); else it is the loss in bits
     digits: int  # decimals in tables
 
-    def loss(self, values: np.ndarray) -> np.ndarray:
-        """The loss in nats."""
-        return np.log(values) if self.exponential else np.asarray(values) * math.log(2)
-
     def format(self, values) -> str:
         """Mean and standard error as text."""
         mean, error = mean_and_standard_error(values)
@@ -73,8 +69,9 @@ class NetworkResult:
         return np.array([run["network"]["test"][metric.key] for run in self.runs])
 
     def losses(self, metric: Metric) -> np.ndarray:
-        """The loss of each seed [S] on test."""
-        return metric.loss(self.values(metric))
+        """The loss of each seed [S] on test, in nats."""
+        values = self.values(metric)
+        return np.log(values) if metric.exponential else values * math.log(2)
 
 
 def mean_and_standard_error(values) -> tuple[float, float | None]:
