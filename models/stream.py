@@ -27,9 +27,8 @@ class StreamModel(nn.Module):
     def __init__(self, model: TransformerXL, context: int):
         super().__init__()
         self.model, self.context = model.eval(), context
-        encodings = model.encodings(context)
-        self.register_buffer("encodings", encodings)
-        self.operations = nn.ModuleList(block.operation.cached(encodings, context) for block in model.blocks)
+        self.register_buffer("encodings", model.encodings(context))
+        self.operations = nn.ModuleList(block.operation.cached(self.encodings, context) for block in model.blocks)
 
     def start(self, rows: int) -> dict[str, Tensor]:
         """The state of `rows` streams that begin."""

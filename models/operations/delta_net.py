@@ -92,11 +92,7 @@ def within_chunks(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, 
 
 
 class LinearAttention(nn.Module):
-    """Heads with a state of fixed size instead of keys and values. They have no positions of their own.
-
-    Queries, keys and values pass through a short causal convolution. The output is normalised per head and gated
-    (section 3.4 of the paper).
-    """
+    """Heads with a state of fixed size instead of keys and values, and without positions (section 3.4 of the paper)."""
 
     def __init__(self, d_model: int, heads: int, chunk: int):
         super().__init__()

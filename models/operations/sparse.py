@@ -208,8 +208,7 @@ class SparseAttention(RelativeAttention):
     def attend_to(self, key_set, without, query, key_value, encodings, layout) -> tuple[Tensor, Tensor]:
         """Attention to one key set, without the keys of another.
 
-        query [H, B, R, l, E], key_value [2, H, B, S, l, E] -> mixed values [H, B, R, l, E] and the log-sum-exp of the
-        scores [H, B, R, l, 1].
+        query [H, B, R, l, E], key_value [2, H, B, S, l, E] -> values [H, B, R, l, E] and log-sum-exp [H, B, R, l, 1].
         """
         mask, distance = group_masks(key_set, without, layout, query.dtype, query.device)
         position, biases = None, (None, None)
