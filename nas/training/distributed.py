@@ -155,7 +155,6 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
     DistributedDataParallel would expect a gradient of every parameter, or search the graph in each step.
     """
-    if world_size() == 1:
-        return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    vector_to_parameters(all_reduce_mean(parameters_to_vector(gradients)), gradients)
+    if world_size() > 1:
+        vector_to_parameters(all_reduce_mean(parameters_to_vector(gradients)), gradients)

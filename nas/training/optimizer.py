@@ -13,8 +13,6 @@ from nas.core.config import TrainOptions
 
 LINEAR_END = 0.25  # ratio of the last learning rate to the peak
 MOMENTUM = 0.9  # of Muon
-# The polynomial of Jordan et al.; singular values end in [0.68, 1.13].
-NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 
 
@@ -34,7 +32,7 @@ def orthogonalise(matrices: Tensor, in_bf16: bool = False) -> Tensor:
     tall = x.shape[-2] > x.shape[-1]
     if tall:  # the Gram matrix of the shorter side is smaller
         x = x.mT
-    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
+    a, b, c = 3.4445, -4.7750, 2.0315  # the polynomial of Jordan et al.; singular values end in [0.68, 1.13]
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)  # singular values are then at most 1
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
@@ -200,6 +198,5 @@ class TailAverage:
         return {"count": self.count, "mean": self.mean}
 
     def load_state_dict(self, state: dict) -> None:
-        self.count, self.mean = state["count"], None
-        if state["mean"] is not None:
-            self.mean = [mean.to(own.device) for mean, own in zip(state["mean"], self.parameters, strict=True)]
+        self.count, mean = state["count"], state["mean"]
+        self.mean = mean and [one.to(own.device) for one, own in zip(mean, self.parameters, strict=True)]
