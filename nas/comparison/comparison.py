@@ -26,10 +26,8 @@ ROUNDS = 60  # of the latencies
 class Comparison:
     """One RUN_DIR, with patterns/, runs/NETWORK-SEED/ and logs/. It writes nothing before start().
 
-    Raises InputError if a run in the folder has other settings.
-
     contenders: the first one is the control. recipe: the configuration of the trainings, without a contender's sizes.
-    overrides: `section.key=value` options of the trainings.
+    overrides: `section.key=value` options of the trainings. Raises InputError if a run has other settings.
     """
 
     def __init__(
@@ -105,9 +103,8 @@ def visible_gpus(config: Config) -> list[str]:
 
 
 def choose_workers(config: Config, workers: int | None) -> tuple[int, list[str]]:
-    """The number of runs at a time, by default one on each GPU, and the GPUs.
-
-    Raises InputError if several runs on the CPU lack a number of threads.
+    """The number of runs at a time, by default one on each GPU, and the GPUs. Raises InputError if several runs on the
+    CPU lack a number of threads.
     """
     gpus = visible_gpus(config)
     workers = workers or max(1, len(gpus))
