@@ -109,10 +109,7 @@ def networks_figure(choice: dict, trained: list[tuple[str, float, float]], path:
 
     Without a trained network, losses are relative to that of the chosen one. Otherwise they become word perplexities,
     such that the chosen network has that of the best trained one.
-
-    Args:
-        choice: the content of choice.yaml.
-        trained: name, cost in the unit of choice, and word perplexity on valid.
+    choice: the content of choice.yaml. trained: name, cost in the unit of choice, and word perplexity on valid.
     """
     anchor = min((words for _, _, words in trained), default=None)
 

@@ -20,7 +20,7 @@ from nas.core.outcome import read_pi
 from nas.core.pattern import abbreviate, read_pattern, unit_of
 from nas.core.run_folder import PROVENANCE, git_commit
 from nas.costs.cost_table import MILLISECONDS, cost_rows, latency_report
-from nas.derivation.runs import SearchRun, current_pattern, read_run
+from nas.derivation.runs import current_pattern, read_run
 from nas.reporting import figures
 from nas.reporting.comparison_report import VERDICT_NOTE, table
 from nas.search.space import read_table
@@ -92,6 +92,10 @@ def search_section(run: Path) -> dict:
     if outcome := read_optional(run / run_folder.OUTCOME):
         what = "The trial of the chosen network" if by_trials else "SuperNet"
         summary += f" {what} on valid: perplexity {outcome['valid']['perplexity']:.2f}."
+    costs = None
+    if (file := run / run_folder.LATENCY).exists():
+        table = read_table(file, search.options, search.operations)
+        costs = {"unit": table.unit, "rows": cost_rows(table, len(search.pi)), "holds_for": table.holds_for}
     return {
         "name": run.name,
         "blocks": current_pattern(run),
@@ -102,14 +106,8 @@ def search_section(run: Path) -> dict:
         "gif": data_uri(figures.animate, history, kind="gif") if len(history) > 1 else None,
         "over_time": data_uri(figures.pi_over_time, history),
         "curves": curves_uri(run),
-        "table": latency_table(run, search) if (run / run_folder.LATENCY).exists() else None,
+        "table": costs,
     }
-
-
-def latency_table(run: Path, search: SearchRun) -> dict:
-    """The rows of latency.yaml for the sizes of the run."""
-    table = read_table(run / run_folder.LATENCY, search.options, search.operations)
-    return {"unit": table.unit, "rows": cost_rows(table, len(search.pi)), "holds_for": table.holds_for}
 
 
 def training_section(run: Path) -> dict:
@@ -189,8 +187,7 @@ def section(run: Path, runs: list[Path]) -> dict:
 def write_page(runs: list[Path], out: Path, title: str) -> None:
     """Write the page of some runs. Raises InputError, and writes nothing, if a folder holds no run or a damaged one.
 
-    The folder of a finished nas.run, if it is the first, stands for its search and trainings, and the page begins with
-    its answer.
+    The folder of a finished nas.run, if it is the first, stands for its search and trainings, and its answer is shown.
     """
     whole = runs[0] if (runs[0] / run_folder.SUMMARY).exists() else None
     if whole:
