@@ -35,7 +35,7 @@ class Sampling:
             raise InputError(f"top-p {self.top_p} must be above 0 and at most 1")
 
     def probabilities(self, log_p: Tensor) -> Tensor:
-        """The distribution [B, V] from which a token is drawn, in float64 unless it is that of the model, exp(log_p)."""
+        """The distribution [B, V] from which a token is drawn, in float64 unless it is the model's own, exp(log_p)."""
         if self == Sampling():
             return log_p.exp()
         log_p = log_p.double()
