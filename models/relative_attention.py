@@ -96,9 +96,8 @@ def autocast_device(x: Tensor) -> str:
 
 def cast_inputs(*inputs: Tensor | None) -> list[Tensor | None]:
     """Cast inputs as autocast does for a matrix product, because a custom autograd function must do this itself."""
-    device, dtype = autocast_device(inputs[0]), inputs[0].dtype
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    device = autocast_device(inputs[0])
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else inputs[0].dtype
     return [None if x is None else x.to(dtype) for x in inputs]
 
 

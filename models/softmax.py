@@ -86,9 +86,7 @@ class AdaptiveSoftmax(nn.Module):
         super().__init__()
         cluster_bounds = [0, *cutoffs, vocab_size]
         if not cutoffs or any(low >= high for low, high in pairwise(cluster_bounds)):
-            raise ValueError(
-                f"cutoffs={list(cutoffs)} must increase strictly between 0 and the vocabulary size {vocab_size}"
-            )
+            raise ValueError(f"cutoffs={cutoffs} must increase strictly between 0 and the vocabulary size {vocab_size}")
         if weight is not None and div_value != 1:
             raise ValueError(f"div_value={div_value} must be 1 if the output layer is tied to the embedding")
         self.cluster_bounds = cluster_bounds
@@ -102,9 +100,8 @@ class AdaptiveSoftmax(nn.Module):
             widths = [max(1, d_model // div_value**i) for i in range(len(self.cluster_sizes))]
             shapes = zip(self.cluster_sizes, widths, strict=True)
             self.tables = nn.ParameterList(nn.Parameter(torch.empty(size, width)) for size, width in shapes)
-            self.projections = nn.ModuleList(
-                [nn.Identity(), *(nn.Linear(d_model, width, bias=False) for width in widths[1:])]
-            )
+            projections = (nn.Linear(d_model, width, bias=False) for width in widths[1:])
+            self.projections = nn.ModuleList([nn.Identity(), *projections])
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
         """(weight, bias) of the head, then of each tail."""
@@ -134,8 +131,7 @@ class AdaptiveSoftmax(nn.Module):
 
     def flops(self, mass: list[float]) -> float:
         """Expected FLOPs of a forward pass per token. mass: share of the tokens in each cluster, head first."""
-        head, *tails = self.layers()
-        costs = [weight.numel() for weight, _ in tails]
-        for i, projection in enumerate(self.projections[1:]):
-            costs[i] += sum(parameter.numel() for parameter in projection.parameters())
-        return 2.0 * (head[0].numel() + sum(m * cost for m, cost in zip(mass[1:], costs, strict=True)))
+        (head, _), *tails = self.layers()
+        before = [sum(parameter.numel() for parameter in one.parameters()) for one in self.projections[1:]]
+        costs = [weight.numel() + more for (weight, _), more in zip(tails, before, strict=True)]
+        return 2.0 * (head.numel() + sum(m * cost for m, cost in zip(mass[1:], costs, strict=True)))

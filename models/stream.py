@@ -27,9 +27,8 @@ class StreamModel(nn.Module):
     def __init__(self, model: TransformerXL, context: int):
         super().__init__()
         self.model, self.context = model.eval(), context
-        encodings = model.encodings(context)
-        self.register_buffer("encodings", encodings)
-        self.operations = nn.ModuleList(block.operation.cached(encodings, context) for block in model.blocks)
+        self.register_buffer("encodings", model.encodings(context))
+        self.operations = nn.ModuleList(block.operation.cached(self.encodings, context) for block in model.blocks)
 
     def start(self, rows: int) -> dict[str, Tensor]:
         """The state of `rows` streams that begin."""
@@ -75,10 +74,8 @@ class StreamModel(nn.Module):
 
 
 class Decoder:
-    """Reads a stream with a model of fixed blocks, and predicts the next token.
-
-    It computes what StreamModel computes, keeps the state itself, and reads a single position in fewer calls.
-    context: as in StreamModel.
+    """Predicts the next token of a stream, as StreamModel does. It keeps the state itself, and reads a single position
+    in fewer calls. context: as in StreamModel.
     """
 
     @torch.no_grad()
@@ -126,11 +123,8 @@ class Decoder:
 
     def repeat(self, count: int) -> None:
         """Repeat the stream of one row in `count` rows, which may then go on differently."""
-        repeated = [
-            {name: value.expand(count, *value.shape[1:]) for name, value in reader.state.items()}
-            for reader in self.readers
-        ]
-        self.set_states(repeated)
+        for reader in self.readers:
+            reader.state = {name: value.expand(count, *value.shape[1:]) for name, value in reader.state.items()}
         self.last = self.last if self.last is None else self.last.expand(count, -1)
 
 

@@ -24,8 +24,7 @@ HASH_FACTOR, HASH_PRIME = 1_812_433_253, 2**31 - 1
 class Memories(NamedTuple):
     """State of a stream between two segments.
 
-    blocks: the state of each block, {} of one that begins; offset: positions read; last: the last tokens [B, T], for
-    n-grams.
+    blocks: the state of each one, {} if it begins; offset: positions read; last: the last tokens [B, T], for n-grams.
     """
 
     blocks: list[State]
@@ -78,8 +77,7 @@ class GridPositions(nn.Module):
 class NGramEmbedding(nn.Module):
     """Embeddings of the last 2, 3, ... tokens together (Huang et al. 2025, arXiv 2501.16975: over-encoding).
 
-    Each length has a table. N-grams share its rows by a hash. The rows begin as zeros. They cost parameters, but nearly
-    no time.
+    Each length has a table. N-grams share its rows, which begin as zeros, by a hash. They cost nearly no time.
     """
 
     def __init__(self, rows: Sequence[int], d_model: int):
@@ -206,7 +204,6 @@ class TransformerXL(nn.Module):
         """Embeddings [B, L, D] of tokens [B, L], and the last tokens for the next call.
 
         offset: positions of the stream before them; last: what the previous call returned, None: the stream begins.
-
         Weights have standard deviation 1 / sqrt(D), which a tied output layer needs. The factor sqrt(D) makes it 1.
         """
         x = self.embedding(tokens) * self.d_model**0.5

@@ -89,7 +89,7 @@ def test_outputs_depend_on_no_later_position(name):
     operation, length = random_operation(name), 9
     x = torch.randn(2, length, 16, dtype=torch.float64, requires_grad=True)
     branch, _ = operation(x, operation.begin(2), segment(operation, length))
-    for place in range(length if branch.ndim else 0):
+    for place in range(length if branch.requires_grad else 0):
         (gradient,) = torch.autograd.grad(branch[0, place].sum(), x, retain_graph=True)
         touched = gradient[0].abs().sum(dim=-1) > 0
         earliest = 0 if operation.reach is None else max(0, place - operation.reach)

@@ -31,11 +31,9 @@ def gated_delta(
 
     query, key [B, H, L, E], the keys with a norm of at most 1; value [B, H, L, F]; log_decay [B, H, L], at most 0; beta
     [B, H, L], strength of writing, from 0 to 1; chunk: most positions C computed at once, which changes only the
-    speed; state [B, H, E, F] after the previous positions.
-
-    Returns the outputs [B, H, L, F] and the state [B, H, E, F] after the last position.
+    speed; state [B, H, E, F] after the previous positions. Returns the outputs [B, H, L, F] and the next state.
     """
-    length, inputs = query.shape[-2], (query, key, value, log_decay, beta)
+    length, inputs = query.shape[-2], (query, key, value, log_decay[..., None], beta[..., None])
     if torch.compiler.is_exporting():  # ONNX has no solver of triangular systems
         from torch._higher_order_ops.scan import scan  # private, and only the export needs it
 
@@ -45,16 +43,11 @@ def gated_delta(
         state, output = next_position(state, [x[:, :, 0] for x in inputs])
         return output[:, :, None], state
     chunk = min(chunk, length)
-    rest = -length % chunk
-    if rest:  # positions without effect: they do not decay the state and add nothing to it
-        query, key, value = (F.pad(x, (0, 0, 0, rest)) for x in (query, key, value))
-        log_decay, beta = F.pad(log_decay, (0, rest)), F.pad(beta, (0, rest))
-    query, key, value = (x.unflatten(-2, (-1, chunk)) for x in (query, key, value))  # [B, H, N, C, E or F]
-    log_decay, beta = (x.unflatten(-1, (-1, chunk)) for x in (log_decay, beta))  # [B, H, N, C]
-
-    outputs = []
+    if rest := -length % chunk:  # positions without effect: they do not decay the state and add nothing to it
+        inputs = [F.pad(x, (0, 0, 0, rest)) for x in inputs]
+    prepared = within_chunks(*(x.unflatten(-2, (-1, chunk)) for x in inputs))
     # unbind() makes the gradient of each input in one piece; slices would each make one of the whole length.
-    chunks = (x.unbind(2) for x in within_chunks(query, key, value, log_decay, beta))
+    outputs, chunks = [], (x.unbind(2) for x in prepared)
     for fresh, stale, decayed_query, scores, kept, written_key in zip(*chunks, strict=True):
         correction = fresh - stale @ state  # [B, H, C, F]
         outputs.append(decayed_query @ state + scores @ correction)
@@ -64,9 +57,9 @@ def gated_delta(
 
 def next_position(state: Tensor, inputs: list[Tensor]) -> tuple[Tensor, Tensor]:
     """The next state [B, H, E, F] and the output [B, H, F] of gated_delta(). inputs: those of one position."""
-    query, key, value, log_decay, beta = inputs
-    state = log_decay.exp()[..., None, None] * state
-    correction = beta[..., None] * (value - (key[..., None] * state).sum(dim=-2))  # [B, H, F]
+    query, key, value, log_decay, beta = inputs  # [B, H, E, F or 1]
+    state = log_decay.exp()[..., None] * state
+    correction = beta * (value - (key[..., None] * state).sum(dim=-2))  # [B, H, F]
     state = state + key[..., None] * correction[..., None, :]
     return state, (query[..., None] * state).sum(dim=-2)
 
@@ -74,7 +67,7 @@ def next_position(state: Tensor, inputs: list[Tensor]) -> tuple[Tensor, Tensor]:
 def within_chunks(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
     """What gated_delta() needs of each chunk and can compute without the state.
 
-    query, key [B, H, N, C, E], value [B, H, N, C, F], log_decay, beta [B, H, N, C].
+    query, key [B, H, N, C, E], value [B, H, N, C, F], log_decay, beta [B, H, N, C, 1].
 
     Returns:
         fresh [B, H, N, C, F], stale [B, H, N, C, E]: the corrections are fresh - stale @ state.
@@ -83,11 +76,10 @@ def within_chunks(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, 
         kept [B, H, N, 1, 1]: the decay over the chunk.
         written_key [B, H, N, E, C]: keys that write the corrections to the state after the chunk.
     """
-    total = log_decay.cumsum(dim=-1)[..., None]  # [B, H, N, C, 1]: logarithm of the decay since the chunk's start
+    total = log_decay.cumsum(dim=-2)  # [B, H, N, C, 1]: logarithm of the decay since the chunk's start
     ones = torch.ones(key.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
     # The decay from position j to position i, for j <= i. Later positions are masked before exp() could overflow.
     decay = (total - total.transpose(-2, -1)).masked_fill(~ones.tril(), -torch.inf).exp()  # [B, H, N, C, C]
-    beta = beta[..., None]  # [B, H, N, C, 1]
     system = (beta * decay * (key @ key.transpose(-2, -1))).tril(-1)  # the solver takes the diagonal as 1
     right_side = torch.cat([beta * value, beta * total.exp() * key], dim=-1)
     solution = torch.linalg.solve_triangular(system, right_side, upper=False, unitriangular=True)
@@ -100,14 +92,9 @@ def within_chunks(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, 
 
 
 class LinearAttention(nn.Module):
-    """Heads with a state of fixed size instead of keys and values. They have no positions of their own.
-
-    Queries, keys and values pass through a short causal convolution. The output is normalised per head and gated
-    (section 3.4 of the paper).
-    """
+    """Heads with a state of fixed size instead of keys and values, and without positions (section 3.4 of the paper)."""
 
     def __init__(self, d_model: int, heads: int, chunk: int):
-        """chunk: see gated_delta()."""
         super().__init__()
         self.heads, self.chunk = heads, chunk
         self.query_key_value = nn.Linear(d_model, 3 * d_model, bias=False)
@@ -121,10 +108,9 @@ class LinearAttention(nn.Module):
         self.output = nn.Linear(d_model, d_model, bias=False)
 
     def forward(self, context: Tensor, length: int, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Read a context [B, K, D], and return the results [B, L, D] of its last L = `length` positions.
+        """The results [B, L, D] of the last L = `length` positions of a context [B, K, D], and the state after them.
 
-        state: [B, H, E, E] before these positions; the K - L positions before them, at most T, are read again by the
-        convolution only. Returns the state after the context too.
+        state: [B, H, E, E] before these positions. Only the convolution reads the others, at most T, again.
         """
         new = context[:, -length:]
         mixed = convolve(self.query_key_value(context), self.kernel, length)  # [B, L, 3D]
@@ -139,10 +125,7 @@ class LinearAttention(nn.Module):
 
 
 class GatedDeltaNet(Operation):
-    """Linear attention with a state of fixed size instead of keys and values (arXiv 2412.06464).
-
-    Its state has the matrices [B, H, E, E] of the heads, and the last inputs [B, <= T, D].
-    """
+    """LinearAttention as an operation. Its state has the matrices [B, H, E, E], and the last inputs [B, <= T, D]."""
 
     reach, carries_state = None, True
 

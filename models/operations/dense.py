@@ -4,23 +4,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.operations.operation import BareReader, BlockConfig, Operation, TokenReader
+from models.operations.operation import BareReader, BlockConfig, Operation
 
 
-class SquaredReLU(nn.Module):
+def relu_squared(x: Tensor) -> Tensor:
     """max(0, x)^2 (Primer, arXiv 2109.08668)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x).square()
+    return torch.relu(x).square()
 
 
-ACTIVATIONS = {"relu_squared": SquaredReLU, "relu": nn.ReLU, "gelu": nn.GELU}
+ACTIVATIONS = {"relu_squared": relu_squared, "relu": torch.relu, "gelu": F.gelu}
 
 
 class DenseReader(BareReader):
     def branch(self, x, segment):
         expand, output = self.operation.expand, self.operation.output
-        hidden = self.operation.activation.forward(F.linear(x, expand.weight, expand.bias))
+        hidden = self.operation.activation(F.linear(x, expand.weight, expand.bias))
         return F.linear(hidden, output.weight, output.bias)
 
 
@@ -32,25 +30,18 @@ class Dense(Operation):
     def __init__(self, config: BlockConfig, d_ffn: int):
         super().__init__(config)
         self.expand = nn.Linear(config.d_model, d_ffn)
-        self.activation = ACTIVATIONS[config.activation]()
+        self.activation = ACTIVATIONS[config.activation]
         self.output = nn.Linear(d_ffn, config.d_model)
 
     def branch(self, context, length, segment):
         return self.output(self.dropout(self.activation(self.expand(context))))
 
 
-class IdentityReader(TokenReader):
-    def __call__(self, x, segment):
-        return x
-
-
 class Identity(Operation):
     """An empty branch. A search can choose it to leave out a block."""
-
-    Reader = IdentityReader
 
     def __init__(self, config: BlockConfig):
         nn.Module.__init__(self)  # without norm and dropout
 
     def forward(self, x, state, segment):
-        return x.new_zeros(()), state  # broadcasts over [B, L, D]
+        return x.new_zeros(()).expand_as(x), state

@@ -42,19 +42,21 @@ class KeySet:
     Subclasses have contains(query, key), which tells whether a query attends to a key that is not in its future, both
     given by their places from the start of a row; and
     keys(rows [.., H, B, S, l, E], R) -> [.., H, B, G, N, E], or [.., H, G, B, N, E] with own_positions.
+    columns: the dimension of the groups that has the columns of rows.
     """
 
     stride: int  # l
     own_positions = False
     step = 1
+    columns = -2
 
     def queries(self, rows: Tensor) -> Tensor:
         """[H, B, R, l, E] -> [H, B, G, Q, E], or [H, G, B, Q, E] with own_positions"""
-        return rows
+        return rows.movedim(-2, self.columns)
 
     def ungroup(self, groups: Tensor) -> Tensor:
         """The inverse of queries()."""
-        return groups
+        return groups.movedim(self.columns, -2)
 
 
 class LocalBlock(KeySet):
@@ -80,16 +82,13 @@ class LocalWindow(KeySet):
 class StridedColumn(KeySet):
     """The query and every l-th position before it. Each group is one column."""
 
+    columns = -3
+
     def contains(self, query, key):
         return (query - key) % self.stride == 0
 
     def keys(self, rows, query_rows):
-        return rows.transpose(-3, -2)
-
-    def queries(self, rows):
-        return rows.transpose(-3, -2)
-
-    ungroup = queries
+        return self.queries(rows)
 
 
 @dataclass(frozen=True)
@@ -98,6 +97,7 @@ class SummaryColumns(KeySet):
 
     step: int
     own_positions = True
+    columns = -4
 
     def contains(self, query, key):
         return key % self.stride >= self.stride - self.step
@@ -105,12 +105,6 @@ class SummaryColumns(KeySet):
     def keys(self, rows, query_rows):
         keys = rows[..., -self.step :, :].flatten(-3, -2).unsqueeze(-4)  # [.., H, 1, B, N, E]
         return keys.expand(*keys.shape[:-4], self.stride, *keys.shape[-3:])  # [.., H, l, B, N, E]
-
-    def queries(self, rows):
-        return rows.movedim(-2, -4)
-
-    def ungroup(self, groups):
-        return groups.movedim(-4, -2)
 
 
 class Layout(NamedTuple):
@@ -214,8 +208,7 @@ class SparseAttention(RelativeAttention):
     def attend_to(self, key_set, without, query, key_value, encodings, layout) -> tuple[Tensor, Tensor]:
         """Attention to one key set, without the keys of another.
 
-        query [H, B, R, l, E], key_value [2, H, B, S, l, E] -> mixed values [H, B, R, l, E] and the log-sum-exp of the
-        scores [H, B, R, l, 1].
+        query [H, B, R, l, E], key_value [2, H, B, S, l, E] -> values [H, B, R, l, E] and log-sum-exp [H, B, R, l, 1].
         """
         mask, distance = group_masks(key_set, without, layout, query.dtype, query.device)
         position, biases = None, (None, None)
@@ -226,8 +219,7 @@ class SparseAttention(RelativeAttention):
             if key_set.own_positions:
                 biases = (bias.unsqueeze(1).expand(*position.shape[:2], -1) for bias in biases)  # [H, G, E] each
         query, key_value = key_set.queries(query), key_set.keys(key_value, layout.query_rows)
-        mixed, lse = map(key_set.ungroup, attend(query, key_value, position, *biases, mask, key_set.step, True))
-        return mixed, lse
+        return tuple(map(key_set.ungroup, attend(query, key_value, position, *biases, mask, key_set.step, True)))
 
 
 class SparseStrided(Attention):

@@ -26,10 +26,8 @@ ROUNDS = 60  # of the latencies
 class Comparison:
     """One RUN_DIR, with patterns/, runs/NETWORK-SEED/ and logs/. It writes nothing before start().
 
-    Raises InputError if a run in the folder has other settings.
-
     contenders: the first one is the control. recipe: the configuration of the trainings, without a contender's sizes.
-    overrides: `section.key=value` options of the trainings.
+    overrides: `section.key=value` options of the trainings. Raises InputError if a run has other settings.
     """
 
     def __init__(
@@ -90,8 +88,8 @@ class Comparison:
         for key, contender in networks.items():
             corpus = Corpus(prepare(contender.config.data))
             models[key] = contender.blocks, resolve_auto(contender.config, corpus), corpus
-        times = text_times(models, runtime, ROUNDS) if models else {}
-        times = {key: found["ms_per_1000_bytes"] for key, found in times.items()}
+        found = text_times(models, runtime, ROUNDS) if models else {}
+        times = {key: time["ms_per_1000_bytes"] for key, time in found.items()}
         write_yaml(self.path / LATENCIES, {"networks": times, "holds_for": now})
 
 
@@ -105,9 +103,8 @@ def visible_gpus(config: Config) -> list[str]:
 
 
 def choose_workers(config: Config, workers: int | None) -> tuple[int, list[str]]:
-    """The number of runs at a time, by default one on each GPU, and the GPUs.
-
-    Raises InputError if several runs on the CPU lack a number of threads.
+    """The number of runs at a time, by default one on each GPU, and the GPUs. Raises InputError if several runs on the
+    CPU lack a number of threads.
     """
     gpus = visible_gpus(config)
     workers = workers or max(1, len(gpus))

@@ -74,8 +74,7 @@ def train_networks(folder: Path, plan: Config) -> None:
 def summarize(folder: Path, plan: Config) -> dict:
     """The content of summary.yaml: both networks on test, and their times for a text beside that of the reference.
 
-    All times are from the same rounds. use: the usual network if it is better on valid and within the budget, else the
-    found one.
+    All times are from the same rounds. use: the found network, unless a usual one in the budget is better on valid.
     """
     networks, summary, valid = {}, {}, {}
     runtime, corpus = set_up_device(plan.seed, plan.train), Corpus(prepare(plan.data))

@@ -28,10 +28,6 @@ class Metric:
     exponential: bool  # whether the metric is exp(loss); else it is the loss in bits
     digits: int  # decimals in tables
 
-    def loss(self, values: np.ndarray) -> np.ndarray:
-        """The loss in nats."""
-        return np.log(values) if self.exponential else np.asarray(values) * math.log(2)
-
     def format(self, values) -> str:
         """Mean and standard error as text."""
         mean, error = mean_and_standard_error(values)
@@ -73,8 +69,9 @@ class NetworkResult:
         return np.array([run["network"]["test"][metric.key] for run in self.runs])
 
     def losses(self, metric: Metric) -> np.ndarray:
-        """The loss of each seed [S] on test."""
-        return metric.loss(self.values(metric))
+        """The loss of each seed [S] on test, in nats."""
+        values = self.values(metric)
+        return np.log(values) if metric.exponential else values * math.log(2)
 
 
 def mean_and_standard_error(values) -> tuple[float, float | None]:
@@ -117,7 +114,6 @@ def choose_metric(results: list[NetworkResult]) -> Metric:
 
 
 CLAIMS_FORMAT, CONFIDENCE = "par-claims/5", 0.95
-BETTER, WORSE, NO_WORSE, NOT_SHOWN = "better", "worse", "no worse", "not shown"
 UNEQUAL = 0.01  # p of Bartlett's test, below which variances differ
 UNTRAINED = 1 / 4  # perplexity per token on valid over the size of the vocabulary; more means hardly any training
 
@@ -138,8 +134,7 @@ def make_claims(results: list[NetworkResult], margin: float) -> list[dict]:
     found = dict(zip(samples, dunnett(control.losses(metric), [*samples.values()]), strict=True))
     largest = float(np.log1p(margin) if metric.exponential else margin * control.losses(metric).mean())
     claims = []
-    for other in (other for other in others if other.key in found):
-        test = found[other.key]
+    for other, test in ((other, found[other.key]) for other in others if other.key in found):
         verdict = verdict_of(test, largest)
         values = f"{metric.format(control.values(metric))} against {metric.format(other.values(metric))}"
         sentence = f"{control.name} against {other.name}: {verdict}. {metric.name} {values} on test "
@@ -153,10 +148,10 @@ def make_claims(results: list[NetworkResult], margin: float) -> list[dict]:
 def verdict_of(test: dict, margin: float) -> str:
     """The verdict of a test of losses. margin: a greater loss that still counts as no worse."""
     if test["p"] is None:
-        return NOT_SHOWN
+        return "not shown"
     if test["p"] < 1 - CONFIDENCE:
-        return BETTER if test["loss_difference"] < 0 else WORSE
-    return NO_WORSE if test["interval"][1] < margin else NOT_SHOWN
+        return "better" if test["loss_difference"] < 0 else "worse"
+    return "no worse" if test["interval"][1] < margin else "not shown"
 
 
 def describe(test: dict, metric: Metric) -> str:
@@ -189,8 +184,7 @@ def notices(results: list[NetworkResult]) -> list[str]:
 def training_warning(results: list[NetworkResult]) -> str | None:
     """A warning that names the networks whose mean perplexity per token on valid shows hardly any training."""
     own = {r.name: [(run["network"] or run)["valid"]["perplexity"] / r.vocab_size for run in r.runs] for r in results}
-    perplexities = {name: np.mean(values) for name, values in own.items()}
-    if not (untrained := [name for name, share in perplexities.items() if share > UNTRAINED]):
+    if not (untrained := [name for name, shares in own.items() if np.mean(shares) > UNTRAINED]):
         return None
     why = "The perplexity per token on valid is above a quarter of the vocabulary's size, so the claims mean little"
     return f"WARNING: hardly trained: {', '.join(untrained)}. {why}; train for more steps."

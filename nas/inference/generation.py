@@ -35,10 +35,7 @@ class Sampling:
             raise InputError(f"top-p {self.top_p} must be above 0 and at most 1")
 
     def probabilities(self, log_p: Tensor) -> Tensor:
-        """The distribution [B, V] from which a token is drawn. log_p: [B, V], as the model predicts it.
-
-        In float64, but for the distribution of the model itself.
-        """
+        """The distribution [B, V] from which a token is drawn, in float64 unless it is the model's own, exp(log_p)."""
         if self == Sampling():
             return log_p.exp()
         log_p = log_p.double()
@@ -62,10 +59,7 @@ class Sampling:
 
     @torch.inference_mode()
     def draw(self, log_p: Tensor, generator: torch.Generator) -> Tensor:
-        """One token [B] for each row of log_p [B, V], by inverse transform sampling on the CPU.
-
-        Raises InputError if a log-probability is NaN.
-        """
+        """One token [B] for each row of log_p [B, V], by inverse transform sampling. Raises InputError on a NaN."""
         log_p = log_p.cpu()
         if log_p.isnan().any():
             raise InputError("the model predicts NaN instead of probabilities; its weights are damaged")
@@ -97,9 +91,8 @@ class Predictor:
         prompt: np.ndarray,
         samples: int,
     ):
-        self.runtime, (self.segment, memory) = runtime, lengths
-        self.memory, self.log_p = memory, None
-        self.decoder = Decoder(model, self.segment + memory) if model else None
+        self.runtime, self.log_p, (self.segment, self.memory) = runtime, None, lengths
+        self.decoder = Decoder(model, sum(lengths)) if model else None
         for start in range(0, len(prompt), self.segment) if model else ():
             self.read_network(prompt[None, start : start + self.segment].astype(np.int64))
         if model:

@@ -33,9 +33,8 @@ class Harness:
             self.reader = graph_reader(folder, load_mixture(folder))
         else:
             model = load_model(folder, "cpu")
-            network = stream_model(model) if model.module else None
-            own = (None, {}, model.config.train.segment)
-            self.reader = model_reader(*network, model.mixture) if network else StreamReader(*own, model.mixture)
+            alone = StreamReader(None, {}, model.config.train.segment, model.mixture)
+            self.reader = model_reader(*stream_model(model), model.mixture) if model.module else alone
         self.vocabulary = Vocabulary.load(folder / VOCABULARY)
 
     def encode(self, text: str) -> np.ndarray:

@@ -67,46 +67,6 @@ class Score:
         ]
 
 
-def score_text(data: bytes, model: "LanguageModel", by_line: bool = False) -> Score:
-    """Score a text, with the segment, the memory and the batch size of the configuration.
-
-    by_line: each line is a stream of its own. Raises InputError if no stream has two tokens, or if the text is not
-    UTF-8 and the tokens are not bytes.
-    """
-    lines, vocabulary, mixture = io.BytesIO(data).readlines(), model.tokenizer, model.mixture
-    encoded = [vocabulary.encode(line) for line in lines]  # only a line feed ends a line
-    ids = np.concatenate([*encoded, np.empty(0, np.uint32)])
-    line_of = np.repeat(np.arange(len(lines)), [len(line) for line in encoded])
-    streams = [line for line in encoded if len(line)] if by_line else [ids]
-    if max(map(len, streams), default=0) < 2:
-        raise InputError(f"the text has {len(ids)} tokens; scoring needs at least two in a stream")
-    parts = mixture.parts if mixture else []
-    network, mixed, shares = [], [], []
-    for stream in streams:
-        first, read = np.full(1, np.nan), model.read_network(stream)
-        network.append(np.append(first, read[0]) if read else np.full(len(stream), np.nan))
-        nll, share = mixture.mix(mixture.look(stream, *(read or (None, None)))) if mixture else (read[0], None)
-        mixed.append(np.append(first, nll))
-        shares.append(np.pad(share, ((1, 0), (0, 0))) if mixture else None)
-    decoded = vocabulary.decode(ids)
-    original = {
-        "words": count_words(data),
-        "bytes": len(data),
-        "lossless": vocabulary.keeps_text and decoded == data,
-        "words_kept": vocabulary.keeps_text and is_text(data) and split_words(decoded) == split_words(data),
-    }
-
-    def score(nll: list[np.ndarray], **more) -> Score:
-        nll = np.concatenate(nll)
-        counted = int(np.isfinite(nll).sum())
-        return Score(lines, ids, line_of, nll, text_metrics(float(np.nansum(nll)), counted, original), **more)
-
-    if not mixture:
-        return score(mixed)
-    own = score(network) if model.module else None
-    return score(mixed, network=own, parts=parts, shares=np.concatenate(shares))
-
-
 @dataclass(frozen=True)
 class LanguageModel:
     """A trained model with its vocabulary."""
@@ -181,8 +141,45 @@ class LanguageModel:
         return read_text(self.config, self.module, tokens, self.runtime)
 
     def score(self, text: str | bytes, by_line: bool = False) -> Score:
-        """The nll of a text by the evaluation protocol. by_line: each line is a stream of its own."""
-        return score_text(text.encode("utf-8") if isinstance(text, str) else text, self, by_line)
+        """The nll of a text by the evaluation protocol, at the lengths and the batch size of the configuration.
+
+        by_line: each line is a stream of its own. Raises InputError if no stream has two tokens, or if the text is not
+        UTF-8 and the tokens are not bytes.
+        """
+        data = text.encode("utf-8") if isinstance(text, str) else text
+        vocabulary, mixture = self.tokenizer, self.mixture
+        lines = io.BytesIO(data).readlines()  # only a line feed ends a line
+        encoded = [vocabulary.encode(line) for line in lines]
+        ids = np.concatenate([*encoded, np.empty(0, np.uint32)])
+        line_of = np.repeat(np.arange(len(lines)), [len(line) for line in encoded])
+        streams = [line for line in encoded if len(line)] if by_line else [ids]
+        if max(map(len, streams), default=0) < 2:
+            raise InputError(f"the text has {len(ids)} tokens; scoring needs at least two in a stream")
+        network, mixed, shares = [], [], []
+        for stream in streams:
+            read = self.read_network(stream) or (None, None)
+            network.append(read[0])
+            if mixture:
+                nll, share = mixture.mix(mixture.look(stream, *read))
+                mixed.append(nll)
+                shares.append(np.pad(share, ((1, 0), (0, 0))))
+        decoded = vocabulary.decode(ids)
+        original = {
+            "words": count_words(data),
+            "bytes": len(data),
+            "lossless": vocabulary.keeps_text and decoded == data,
+            "words_kept": vocabulary.keeps_text and is_text(data) and split_words(decoded) == split_words(data),
+        }
+
+        def scored(parts: list[np.ndarray], **more) -> Score:
+            nll = np.concatenate([np.append(np.nan, part) for part in parts])
+            metrics = text_metrics(float(np.nansum(nll)), int(np.isfinite(nll).sum()), original)
+            return Score(lines, ids, line_of, nll, metrics, **more)
+
+        alone = scored(network) if self.module else None
+        if not mixture:
+            return alone
+        return scored(mixed, network=alone, parts=mixture.parts, shares=np.concatenate(shares))
 
 
 def load_model(path: str | Path, device: str = "auto") -> LanguageModel:

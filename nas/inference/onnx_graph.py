@@ -53,10 +53,7 @@ class StreamReader:
         return np.array([found])
 
     def score(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The log-probability of each of ids[1:] [N - 1], and whether it is the most probable token [N - 1].
-
-        The ids are a new stream, which is read by the evaluation protocol.
-        """
+        """The log-probabilities [N - 1] of ids[1:] in a new stream, and whether each is the most probable [N - 1]."""
         self.restart()
         found, greedy, ids = [np.empty(0)], [np.empty(0, bool)], ids.astype(np.int64)
         # The last piece is as long as the others, because a shorter one would see more positions before it.
@@ -123,8 +120,7 @@ def stream_model(model: LanguageModel) -> tuple[StreamModel, int]:
 def write_graph(model: LanguageModel, folder: Path) -> float:
     """Write GRAPH and START. Returns the largest difference of a log-probability to PyTorch's, in nats.
 
-    folder: holds the vocabulary. Raises InputError as stream_model(), and RunError if the graph computes something
-    else.
+    folder: holds the vocabulary. Raises InputError as stream_model(), and RunError if this difference is large.
     """
     network, segment = stream_model(model)
     np.savez(folder / START, **{name: value.numpy() for name, value in network.start(1).items()})
@@ -169,10 +165,7 @@ def quantize_graph(folder: Path) -> None:
 
 
 def evaluate_graphs(readers: dict[str, StreamReader], corpus: Corpus) -> dict[str, dict]:
-    """{name: the metrics of valid, and `ms_per_token`, the median time of a token}. Sets the readers' segments to 1.
-
-    corpus: of the model's training.
-    """
+    """{name: the metrics of valid, and `ms_per_token`, the median time of a token}. Sets the readers' segments to 1."""
     tokens, found = corpus.tokens("valid"), {}
     for name, reader in readers.items():
         reader.segment = 1  # for all, because int8 needs single tokens, and only equal segments compare

@@ -21,8 +21,9 @@ def write_report(run: Path) -> None:
     """Write comparison.csv, .md and .png and claims.yaml to the run folder of a comparison, and print the .md."""
     results = read_results(run)
     claims = read_claims(run, results)
-    header, rows = table(results)
-    lines = ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]
+    rows = table(results)
+    cells = [rows[0], ["---"] * len(rows[0]), *(row.values() for row in rows)]
+    lines = [f"| {' | '.join(line)} |" for line in cells]
     evidence = [f"- {claim['sentence']}" for claim in claims]
     text = "\n".join([*lines, "", *(f"{note}\n" for note in (*notices(results), VERDICT_NOTE)), *evidence]) + "\n"
     write_text(run / "comparison.csv", csv_text([record for result in results for record in csv_records(result)]))
@@ -56,33 +57,23 @@ def csv_text(records: list[dict]) -> str:
     return text.getvalue()
 
 
-def table(results: list[NetworkResult]) -> tuple[list[str], list[list[str]]]:
-    """The header, and the cells of each result: its name, its blocks, and figures."""
-    metric = choose_metric(results)
-    header = [
-        "name",
-        "blocks",
-        f"{metric.name}, test",
-        "valid",
-        "network alone, test",
-        "seeds",
-        "ms for 1,000 bytes",
-        f"of {results[0].name}",
-    ]
-    rows = [
-        [
-            result.name,
-            abbreviate(result.blocks),
-            metric.format(result.values(metric)),
-            metric.format(result.values(metric, "valid")),
-            "" if (alone := result.network_values(metric)) is None else metric.format(alone),
-            str(len(result.runs)),
-            f"{result.latency:.3g}",
-            f"{result.ratio:.3f}",
-            f"{result.vocab_size:,}",
-            f"{result.runs[0]['parameters']:,}",
-            f"{np.mean([run['wall_time_s'] for run in result.runs]) / 3600:.2f}",
-        ]
-        for result in results
-    ]
-    return [*header, "vocabulary", "parameters", "hours of a training"], rows
+def table(results: list[NetworkResult]) -> list[dict[str, str]]:
+    """The row of each result, by the names of the columns."""
+    metric, rows = choose_metric(results), []
+    for result in results:
+        alone, hours = result.network_values(metric), [run["wall_time_s"] / 3600 for run in result.runs]
+        row = {
+            "name": result.name,
+            "blocks": abbreviate(result.blocks),
+            f"{metric.name}, test": metric.format(result.values(metric)),
+            "valid": metric.format(result.values(metric, "valid")),
+            "network alone, test": "" if alone is None else metric.format(alone),
+            "seeds": str(len(result.runs)),
+            "ms for 1,000 bytes": f"{result.latency:.3g}",
+            f"of {results[0].name}": f"{result.ratio:.3f}",
+            "vocabulary": f"{result.vocab_size:,}",
+            "parameters": f"{result.runs[0]['parameters']:,}",
+            "hours of a training": f"{np.mean(hours):.2f}",
+        }
+        rows.append(row)
+    return rows

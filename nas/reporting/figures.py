@@ -59,8 +59,7 @@ STYLES = {"train": (GREY, "-", None), "valid": (BLUE, "-", "o"), "test": (RED, "
 def learning_curves(metrics: list[dict], path: Path) -> None:
     """nll per token over training tokens, for each split. metrics: the lines of metrics.jsonl.
 
-    The y axis shows the last four fifths of each line; a note says if earlier values lie outside. The first values are
-    so high that they would compress the rest.
+    The y axis shows the last four fifths of each line; a note says if earlier values, which may be high, lie outside.
     """
     figure, axes = new_figure(6, 3.4)
     for split, (colour, line, marker) in STYLES.items():
@@ -110,10 +109,7 @@ def networks_figure(choice: dict, trained: list[tuple[str, float, float]], path:
 
     Without a trained network, losses are relative to that of the chosen one. Otherwise they become word perplexities,
     such that the chosen network has that of the best trained one.
-
-    Args:
-        choice: the content of choice.yaml.
-        trained: name, cost in the unit of choice, and word perplexity on valid.
+    choice: the content of choice.yaml. trained: name, cost in the unit of choice, and word perplexity on valid.
     """
     anchor = min((words for _, _, words in trained), default=None)
 
@@ -218,10 +214,7 @@ BEFORE = 0.15  # share of the steps in which pi changes; the figure begins this 
 
 
 def pi_history(lines: list[dict]) -> list[dict]:
-    """The history of pi to draw, from the lines of pi.jsonl: one entry before pi changes, and then its changes.
-
-    The result has one entry if pi has not changed.
-    """
+    """The lines of pi.jsonl to draw: the last one before pi changes, which may be the only one, and those after it."""
     changed = next((index for index, line in enumerate(lines) if line["pi"] != lines[0]["pi"]), len(lines))
     return lines[max(0, changed - 1) :]
 
@@ -234,8 +227,8 @@ def choose_frames(count: int) -> list[int]:
 class PiPicture:
     """A picture of pi: operations as rows, blocks as columns, darkness as probability.
 
-    The probability is written on the likeliest operation of each block, unless all operations tie. The figure is
-    created once, and show() changes only what differs between frames, which makes an animation fast.
+    The probability is written on the likeliest operation of each block, unless all operations tie. show() changes only
+    what differs between frames, which makes an animation fast.
     """
 
     def __init__(self, history: list[dict]):
@@ -266,10 +259,7 @@ class PiPicture:
         self.title.set_text(f"step {line['step']:>7,}{temperature}   entropy {entropy(pi).mean():.3f}")
 
     def pixels(self) -> np.ndarray:
-        """The picture in grey [height, width], uint8.
-
-        A GIF of one channel with few levels needs no palette and no dithering, so it is small and sharp.
-        """
+        """The picture [height, width], uint8, in few levels of grey, which make a small and sharp GIF."""
         self.figure.canvas.draw()
         red = np.asarray(self.figure.canvas.buffer_rgba())[..., 0]  # the three channels of grey are equal
         return np.round(red / 255 * (GREY_LEVELS - 1)).astype(np.uint8) * np.uint8(255 // (GREY_LEVELS - 1))
@@ -308,16 +298,14 @@ def pi_over_time(history: list[dict], path: Path) -> None:
     rows = -(-blocks // columns)
     layout = {"squeeze": False, "sharex": True, "sharey": True}
     figure, grid = new_figure(1.9 * columns + 0.6, 1.5 * rows + 0.8, rows, columns, **layout)
-    for index, axes in enumerate(grid.flat):
-        if index >= blocks:
-            axes.set_visible(False)
-            continue
+    for axes in grid.flat[blocks:]:
+        axes.set_visible(False)
+    for index, axes in enumerate(grid.flat[:blocks]):
         for number, name in enumerate(operations):
             axes.plot(steps, pi[:, index, number], dashes[name], color=colours[name], linewidth=1.6)
         axes.axvspan(steps[0], start, color="#ececec", linewidth=0)
-        axes.set_xlim(steps[0], last if last > steps[0] else None)
+        axes.set(xlim=(steps[0], last if last > steps[0] else None), ylim=(-0.02, 1.02))
         axes.set_title(f"block {index + 1}", fontsize=9)
-        axes.set_ylim(-0.02, 1.02)
         axes.locator_params(axis="x", nbins=3)
         axes.tick_params(labelsize=7, labelbottom=index + columns >= blocks)  # also where no chart is below
         tidy(axes)

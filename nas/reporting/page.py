@@ -20,7 +20,7 @@ from nas.core.outcome import read_pi
 from nas.core.pattern import abbreviate, read_pattern, unit_of
 from nas.core.run_folder import PROVENANCE, git_commit
 from nas.costs.cost_table import MILLISECONDS, cost_rows, latency_report
-from nas.derivation.runs import SearchRun, current_pattern, read_run
+from nas.derivation.runs import current_pattern, read_run
 from nas.reporting import figures
 from nas.reporting.comparison_report import VERDICT_NOTE, table
 from nas.search.space import read_table
@@ -49,10 +49,8 @@ def origin(run: Path) -> dict:
     }
     commit, _, changed = (record["git_commit"] or "").partition("-")
     changes = "    # and changes that were not committed" if changed else ""
-    repeat = [
-        *([f"git checkout {commit}{changes}"] if commit else []),
-        f"python {command_for_new_run(run, record['command'])}",
-    ]
+    repeat = [f"git checkout {commit}{changes}"] if commit else []
+    repeat.append(f"python {command_for_new_run(run, record['command'])}")
     options = changed_options(flat_config(read_yaml(run / run_folder.CONFIG)))
     return {"repeat": repeat, "facts": facts, "options": options}
 
@@ -94,6 +92,10 @@ def search_section(run: Path) -> dict:
     if outcome := read_optional(run / run_folder.OUTCOME):
         what = "The trial of the chosen network" if by_trials else "SuperNet"
         summary += f" {what} on valid: perplexity {outcome['valid']['perplexity']:.2f}."
+    costs = None
+    if (file := run / run_folder.LATENCY).exists():
+        table = read_table(file, search.options, search.operations)
+        costs = {"unit": table.unit, "rows": cost_rows(table, len(search.pi)), "holds_for": table.holds_for}
     return {
         "name": run.name,
         "blocks": current_pattern(run),
@@ -104,14 +106,8 @@ def search_section(run: Path) -> dict:
         "gif": data_uri(figures.animate, history, kind="gif") if len(history) > 1 else None,
         "over_time": data_uri(figures.pi_over_time, history),
         "curves": curves_uri(run),
-        "table": latency_table(run, search) if (run / run_folder.LATENCY).exists() else None,
+        "table": costs,
     }
-
-
-def latency_table(run: Path, search: SearchRun) -> dict:
-    """The rows of latency.yaml for the sizes of the run."""
-    table = read_table(run / run_folder.LATENCY, search.options, search.operations)
-    return {"unit": table.unit, "rows": cost_rows(table, len(search.pi)), "holds_for": table.holds_for}
 
 
 def training_section(run: Path) -> dict:
@@ -141,16 +137,15 @@ def mixture_section(results: dict | None) -> dict:
 
 
 def comparison_section(run: Path) -> dict:
-    """The section of a comparison: its claims, figure and table."""
     results = read_results(run)
-    header, rows = table(results)
+    rows = table(results)
     return {
         "warnings": notices(results),
         "claims": read_claims(run, results),
         "shown": [result.blocks for result in results],
         "plot": data_uri(figures.comparison_plot, results),
-        "header": header,
-        "rows": [(result, cells[2:]) for result, cells in zip(results, rows, strict=True)],
+        "header": list(rows[0]),
+        "rows": [(result, [*row.values()][2:]) for result, row in zip(results, rows, strict=True)],
         "settings": (run / SETTINGS).read_text(encoding="utf-8"),
     }
 
@@ -192,8 +187,7 @@ def section(run: Path, runs: list[Path]) -> dict:
 def write_page(runs: list[Path], out: Path, title: str) -> None:
     """Write the page of some runs. Raises InputError, and writes nothing, if a folder holds no run or a damaged one.
 
-    The folder of a finished nas.run, if it is the first, stands for its search and trainings, and the page begins with
-    its answer.
+    The folder of a finished nas.run, if it is the first, stands for its search and trainings, and its answer is shown.
     """
     whole = runs[0] if (runs[0] / run_folder.SUMMARY).exists() else None
     if whole:

@@ -65,25 +65,19 @@ class RetrainPhase(Phase):
         return metrics
 
     def trial_metrics(self) -> dict:
-        """Metrics on valid of the trial's mean.
-
-        Until long segments begin, segments and memories have at most the length of short segments here, because the
-        model has not learned to attend much farther.
-        """
+        """Metrics on valid of the trial's mean."""
         config, short = self.config, self.config.train.segment // SHORT_PARTS
+        # Before long segments begin, the model has not learned to attend much farther than in short ones.
         if self.until <= self.train_weights.short_steps:
             segment, memory = (min(length, short) for length in evaluation_lengths(config))
             config = replace(config, evaluate=replace(config.evaluate, segment=segment, memory=memory))
         return self.metrics(self.trial_average, config)
 
     def metrics(self, average: TailAverage, config: Config | None = None) -> dict:
-        """Metrics on valid of a mean of the weights, or of the weights if it has none yet.
-
-        config: with other lengths; None: that of the phase.
-        """
-        model = self.model
+        """Metrics on valid of a mean of the weights, or of the weights if it has none yet. config: of the lengths."""
+        model, config = self.model, config or self.config
         with average.in_use():
-            return evaluate_split(config or self.config, model, model.blocks, self.corpus, "valid", self.runtime)
+            return evaluate_split(config, model, model.blocks, self.corpus, "valid", self.runtime)
 
     def state_dict(self) -> dict:
         trial = {"until": self.until, "average": self.trial_average.state_dict()}

@@ -101,10 +101,7 @@ def with_vocabulary(config: Config, origin: Config, tokenizer: str) -> Config:
 
 
 def set_weights(module: nn.Module, origin: Trained) -> None:
-    """Copy weights into a model. Raises InputError if their names or shapes are not those of the model.
-
-    A tied weight may stand under one of its names only.
-    """
+    """Copy weights into a model; tied ones need one name only. Raises InputError if names or shapes are others."""
     weights, prefix = origin.weights, f"{origin.file} does not fit its configuration"
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     for name, shape in shapes.items():

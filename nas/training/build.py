@@ -42,11 +42,9 @@ def image_size(config: Config) -> int:
 
 def check_splits(config: Config, corpus: Corpus) -> None:
     """Raises InputError if a split is too short to evaluate, or does not consist of whole images."""
-    image = image_size(config)
-    if config.model.grid and corpus.vocabulary.kind != "bytes":
-        raise InputError(
-            f"model.grid={config.model.grid} counts bytes, but the tokens of {config.data.tokenizer} are not bytes"
-        )
+    image, grid = image_size(config), config.model.grid
+    if grid and corpus.vocabulary.kind != "bytes":
+        raise InputError(f"model.grid={grid} counts bytes, but the tokens of {config.data.tokenizer} are not bytes")
     for split in ("train", "valid", "test"):
         tokens = len(corpus.tokens(split))
         if split != "train" and tokens < 2:
@@ -54,7 +52,7 @@ def check_splits(config: Config, corpus: Corpus) -> None:
         if tokens % image:
             raise InputError(
                 f"the {split} split has {tokens:,} bytes, not a whole number of images of {image:,} "
-                f"(model.grid={config.model.grid} must be their rows, columns and channels); data.source=FOLDER with "
+                f"(model.grid={grid} must be their rows, columns and channels); data.source=FOLDER with "
                 "train.bin, valid.bin and test.bin keeps images whole; a single file may be split inside an image"
             )
 

@@ -85,31 +85,24 @@ def choose_device(option: str) -> torch.device:
     if option == "cuda" and not count:
         raise InputError("train.device=cuda: PyTorch sees no GPU here; give cpu or auto")
     if count and processes > count:
-        raise InputError(
-            f"{processes} processes need as many GPUs, but there are {count}: give torchrun --nproc-per-node {count}"
-        )
+        advice = f"give torchrun --nproc-per-node {count}"
+        raise InputError(f"{processes} processes need as many GPUs, but there are {count}: {advice}")
     return torch.device("cuda", local_rank()) if count else torch.device("cpu")
-
-
-def choose_precision(option: str, device: torch.device) -> str:
-    """fp32 or bf16. Raises InputError if train.precision=bf16 and the GPU does not support bf16."""
-    on_gpu = device.type == "cuda"
-    has_bf16 = on_gpu and option != "fp32" and torch.cuda.is_bf16_supported(including_emulation=False)
-    if on_gpu and option == "bf16" and not has_bf16:
-        raise InputError("train.precision=bf16: this GPU has no bf16; give fp32 or auto")
-    return "bf16" if has_bf16 or option == "bf16" else "fp32"
 
 
 def choose_runtime(options: TrainOptions) -> Runtime:
     """The device, precision and compilation that the options select. Raises InputError if one is not available."""
-    device = choose_device(options.device)
-    compiled = {"auto": device.type == "cuda", "always": True, "never": False}[options.compile]
-    precision = choose_precision(options.precision, device)
-    muon_bf16 = precision == "bf16"
-    if device.type == "cpu":  # Muon needs few digits, and such a CPU is faster in bf16 (experiments/bench/LOG.md)
-        has_bf16 = {"avx512_bf16", "amx_bf16"} & set(cpu_info("flags").split())
-        muon_bf16 = options.precision != "fp32" and bool(has_bf16)
-    muon_bf16 &= options.optimizer == "muon"
+    device, wanted = choose_device(options.device), options.precision
+    on_gpu = device.type == "cuda"
+    compiled = {"auto": on_gpu, "always": True, "never": False}[options.compile]
+    if on_gpu:
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        if wanted == "bf16" and not has_bf16:
+            raise InputError("train.precision=bf16: this GPU has no bf16; give fp32 or auto")
+    else:  # Muon needs few digits, and such a CPU is faster in bf16 (experiments/bench/LOG.md)
+        has_bf16 = not {"avx512_bf16", "amx_bf16"}.isdisjoint(cpu_info("flags").split())
+    precision = "bf16" if wanted == "bf16" or (wanted == "auto" and on_gpu and has_bf16) else "fp32"
+    muon_bf16 = options.optimizer == "muon" and wanted != "fp32" and has_bf16
     return Runtime(device, precision, compiled, torch.get_num_threads(), muon_bf16)
 
 
@@ -145,14 +138,12 @@ RECOMPILE_LIMIT = 128  # an operation compiles once per kind, shape and mode, an
 
 
 def compile_operations(network: TransformerXL, options: TrainOptions, runtime: Runtime, rows: int) -> None:
-    """Compile the operations of a network for batches of `rows` rows. One operation of each kind runs first. If that
-    fails, nothing is compiled, and a notice gives the reason.
-    """
+    """Compile the operations of a network for batches of `rows` rows; none, with a notice, if one does not run."""
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
     torch._dynamo.config.accumulated_recompile_limit = 8 * RECOMPILE_LIMIT
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # the compiler reads it
-    start, modules = time.perf_counter(), network.modules()
-    operations = [module for module in modules if isinstance(module, Operation) and list(module.parameters())]
+    start = time.perf_counter()
+    operations = [one for one in network.modules() if isinstance(one, Operation) and list(one.parameters())]
     kinds = {type(operation): operation for operation in operations}
     try:
         with runtime.fork_rng(), warnings.catch_warnings(), runtime.autocast():

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from nas.core.errors import InputError, Interrupted, RunError, local_rank, rank, world_size
 
@@ -25,7 +26,7 @@ Result = TypeVar("Result")
 
 
 def is_main() -> bool:
-    """Whether this rank is the one that writes and prints."""
+    """Whether this rank writes and prints."""
     return rank() == 0
 
 
@@ -46,10 +47,8 @@ def process_group(device: torch.device):
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and not any(word in str(error) for word in LOST_CONTACT):
             raise
-        raise RunError(
-            f"lost contact with another process ({str(error).splitlines()[0]}); torchrun names the one that ended "
-            "below; --resume continues from the last checkpoint"
-        ) from None
+        advice = "torchrun names the one that ended below; --resume continues from the last checkpoint"
+        raise RunError(f"lost contact with another process ({str(error).splitlines()[0]}); {advice}") from None
     except Interrupted as error:  # all ranks stop together
         traceback.clear_frames(error.__traceback__)
         leave_group()
@@ -66,10 +65,8 @@ def leave_group() -> None:
 def rank_rows(rows: int, grad_accum_steps: int) -> slice:
     """The rows of a batch that this rank reads. Raises InputError if ranks and parts do not divide the batch."""
     if rows % (world_size() * grad_accum_steps):
-        raise InputError(
-            f"train.batch_size={rows} must be a multiple of the {world_size()} processes"
-            + (f" times train.grad_accum_steps={grad_accum_steps}" if grad_accum_steps > 1 else "")
-        )
+        times = f" times train.grad_accum_steps={grad_accum_steps}" if grad_accum_steps > 1 else ""
+        raise InputError(f"train.batch_size={rows} must be a multiple of the {world_size()} processes{times}")
     own = rows // world_size()
     return slice(rank() * own, (rank() + 1) * own)
 
@@ -85,15 +82,11 @@ def gather_rows(own: Tensor) -> Tensor | None:
 
 def all_reduce_mean(x: Tensor) -> Tensor:
     """The mean of x over all ranks, the same on each."""
-    if world_size() == 1:
-        return x
-    total = x.clone()
-    dist.all_reduce(total)
-    return total / world_size()
+    return x if world_size() == 1 else all_reduce_sum(x.clone()) / world_size()
 
 
 def all_reduce_sum(values: Tensor) -> Tensor:
-    """The sum of values on the CPU over all ranks, in place."""
+    """The sum of values over all ranks, in place."""
     if world_size() > 1:
         dist.all_reduce(values)
     return values
@@ -106,10 +99,9 @@ def any_rank(flag: bool) -> bool:
 
 def all_gather(value) -> list:
     """The values of all ranks in order, on each rank."""
-    if world_size() == 1:
-        return [value]
-    values = [None] * world_size()
-    dist.all_gather_object(values, value)
+    values = [value] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(values, value)
     return values
 
 
@@ -119,10 +111,9 @@ def check_replicated(values: dict[str, Tensor]) -> None:
         value = value.detach().double().cpu()
         for number, other in enumerate(all_gather(value)):
             if not torch.equal(other, value):
-                raise RunError(
-                    f"ranks {rank()} and {number} must agree but differ in {name}; restart from the last checkpoint "
-                    "with --resume, on machines of one kind with the same versions"
-                )
+                advice = "with --resume, on machines of one kind with the same versions"
+                reason = f"ranks {rank()} and {number} must agree but differ in {name}"
+                raise RunError(f"{reason}; restart from the last checkpoint {advice}")
 
 
 def barrier() -> None:
@@ -145,9 +136,7 @@ def broadcast_from_main(work: Callable[[], Result]) -> Result:
 
 def wrap_ddp(model: nn.Module) -> nn.Module:
     """Wrap a model in DistributedDataParallel. All parameters must get a gradient in each backward pass."""
-    if world_size() == 1:
-        return model
-    return DistributedDataParallel(model, gradient_as_bucket_view=True)
+    return model if world_size() == 1 else DistributedDataParallel(model, gradient_as_bucket_view=True)
 
 
 def sync_gradients(model: nn.Module, wanted: bool) -> AbstractContextManager:
@@ -166,9 +155,6 @@ def all_reduce_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
     DistributedDataParallel would expect a gradient of every parameter, or search the graph in each step.
     """
-    if world_size() == 1:
-        return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    means = all_reduce_mean(torch.cat([gradient.flatten() for gradient in gradients]))
-    for gradient, mean in zip(gradients, means.split([gradient.numel() for gradient in gradients]), strict=True):
-        gradient.copy_(mean.view_as(gradient))
+    if world_size() > 1:
+        vector_to_parameters(all_reduce_mean(parameters_to_vector(gradients)), gradients)

@@ -13,15 +13,11 @@ from nas.core.config import TrainOptions
 
 LINEAR_END = 0.25  # ratio of the last learning rate to the peak
 MOMENTUM = 0.9  # of Muon
-# The polynomial of Jordan et al.; singular values end in [0.68, 1.13].
-NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 
 
 def lr_ratio(step: int, total: int, warmup: int, schedule: str) -> float:
-    """The learning rate as a ratio to its peak: it rises linearly to 1 at step `warmup`, and falls to 0 (cosine) or to
-    LINEAR_END (linear) at step `total`.
-    """
+    """The learning rate over its peak: it rises linearly to step `warmup`, and falls to 0 or LINEAR_END at `total`."""
     if step < warmup:
         return step / warmup
     progress = min(1.0, (step - warmup) / max(1, total - warmup))
@@ -36,7 +32,7 @@ def orthogonalise(matrices: Tensor, in_bf16: bool = False) -> Tensor:
     tall = x.shape[-2] > x.shape[-1]
     if tall:  # the Gram matrix of the shorter side is smaller
         x = x.mT
-    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
+    a, b, c = 3.4445, -4.7750, 2.0315  # the polynomial of Jordan et al.; singular values end in [0.68, 1.13]
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)  # singular values are then at most 1
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
@@ -63,27 +59,20 @@ class Muon(torch.optim.Optimizer):
     def step(self, scale: Tensor, finite: Tensor) -> None:
         """Update the matrices, if `finite`, by gradients / scale. Both are 0-d tensors, which may be on a GPU."""
         (group,), by_shape = self.param_groups, {}
+        lr = group["lr"] * finite.double()  # a scalar; matrices keep their type
         for matrix in group["params"]:
             if matrix.grad is not None:
                 by_shape.setdefault(matrix.shape, []).append(matrix)
-        for matrices in by_shape.values():
-            self.update(matrices, group, scale, finite)
-
-    def update(self, matrices: list[Tensor], group: dict, scale: Tensor, finite: Tensor) -> None:
-        """Update matrices of one shape."""
-        for matrix in matrices:
-            if not self.state[matrix]:
-                self.state[matrix]["momentum"] = torch.zeros_like(matrix)
-        momenta = [self.state[matrix]["momentum"] for matrix in matrices]
-        gradients = torch.where(finite, torch.stack([matrix.grad for matrix in matrices]) / scale, 0.0).unbind()
-        lr = group["lr"] * finite.double()  # a scalar; matrices keep their type
-        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-        nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"]))
-        directions = orthogonalise(nesterov, self.in_bf16)
-        rows, columns = matrices[0].shape
-        directions *= lr * max(1, rows / columns) ** 0.5
-        torch._foreach_mul_(matrices, 1 - lr * group["weight_decay"])
-        torch._foreach_sub_(matrices, list(directions.unbind()))
+                if not self.state[matrix]:
+                    self.state[matrix]["momentum"] = torch.zeros_like(matrix)
+        for (rows, columns), matrices in by_shape.items():
+            momenta = [self.state[matrix]["momentum"] for matrix in matrices]
+            gradients = torch.where(finite, torch.stack([matrix.grad for matrix in matrices]) / scale, 0.0).unbind()
+            torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+            nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, group["momentum"]))
+            directions = orthogonalise(nesterov, self.in_bf16) * (lr * max(1, rows / columns) ** 0.5)
+            torch._foreach_mul_(matrices, 1 - lr * group["weight_decay"])
+            torch._foreach_sub_(matrices, list(directions.unbind()))
 
 
 def parameters_within(network: nn.Module, kind: type[nn.Module]) -> list[nn.Parameter]:
@@ -110,10 +99,9 @@ class WeightsOptimizer:
                 decayed.append(parameter)
         groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others, "weight_decay": 0.0}]
         self.adam = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, options.beta2), fused=True)
-        self.muon, self.optimizers = None, {"adam": self.adam}
-        if orthogonal:
-            self.muon = Muon(orthogonal, options.muon_lr, MOMENTUM, options.weight_decay, muon_bf16)
-            self.optimizers["muon"] = self.muon
+        muon_options = options.muon_lr, MOMENTUM, options.weight_decay, muon_bf16
+        self.muon = Muon(orthogonal, *muon_options) if orthogonal else None
+        self.optimizers = {"adam": self.adam} | ({"muon": self.muon} if self.muon else {})
         self.lr = options.lr
         warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")  # graphs come later
         self.place_rates()
@@ -151,10 +139,6 @@ class WeightsOptimizer:
         if self.muon:
             self.muon.step(scale, finite)
         return norm
-
-    def parameter_sums(self) -> Tensor:
-        """The sum of each parameter's entries [parameters], in float64."""
-        return torch.stack([parameter.detach().double().sum() for parameter in self.parameters])
 
     def state_dict(self) -> dict:
         return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
@@ -214,6 +198,5 @@ class TailAverage:
         return {"count": self.count, "mean": self.mean}
 
     def load_state_dict(self, state: dict) -> None:
-        self.count, self.mean = state["count"], None
-        if state["mean"] is not None:
-            self.mean = [mean.to(own.device) for mean, own in zip(state["mean"], self.parameters, strict=True)]
+        self.count, mean = state["count"], state["mean"]
+        self.mean = mean and [one.to(own.device) for one, own in zip(mean, self.parameters, strict=True)]

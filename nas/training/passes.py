@@ -23,8 +23,7 @@ def count_steps(config: Config, stream_tokens: int) -> int:
 
 def count_passes(config: Config, stream_tokens: int) -> float:
     """train.epochs, or the passes of train.steps over a stream."""
-    train = config.train
-    return train.epochs if train.steps is None else train.steps * train.batch_size * train.segment / stream_tokens
+    return config.train.epochs if config.train.steps is None else whole_passes(config, stream_tokens)
 
 
 def whole_passes(config: Config, stream_tokens: int) -> float:
@@ -77,10 +76,8 @@ def passes_warning(config: Config, corpus: Corpus) -> str | None:
         advice.append(f"train.steps={enough}" if train.epochs is None else f"train.epochs={MOST_PASSES}")
     if not advice:
         return None
-    return (
-        f"WARNING: {steps:,} steps of a pattern read the {tokens:,} training tokens {passes:.1f} times, and it may "
-        f"overfit; give {' '.join(advice)}, or fewer steps"
-    )
+    reads = f"{steps:,} steps of a pattern read the {tokens:,} training tokens {passes:.1f} times, and it may overfit"
+    return f"WARNING: {reads}; give {' '.join(advice)}, or fewer steps"
 
 
 def warmup_warning(config: Config, steps: int) -> str | None:
@@ -97,10 +94,8 @@ def rising_warning(metrics: list[dict]) -> str | None:
     if len(last) < 3 or not last[0] < last[1] < last[2]:
         return None
     losses = " -> ".join(f"{nll:.4f}" for nll in last)
-    return (
-        f"WARNING: the loss on valid rises, {losses}, so the model overfits; give fewer train.epochs or train.steps, "
-        "or more model.dropout and train.weight_decay"
-    )
+    advice = "give fewer train.epochs or train.steps, or more model.dropout and train.weight_decay"
+    return f"WARNING: the loss on valid rises, {losses}, so the model overfits; {advice}"
 
 
 TOKENS_PER_ROW, MOST_ROWS, NGRAM_TABLES = 128, 16_384, 2  # of model.ngram_rows=auto

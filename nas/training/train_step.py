@@ -143,12 +143,11 @@ class ReplayedStep:
 
 
 class BatchRunner:
-    """Runs batches through a network, forward and, if the caller asks for it, backward."""
+    """Runs batches through a network, forward and, if asked, backward. prepare: called before each forward pass."""
 
     def __init__(
         self, network: nn.Module, options: TrainOptions, runtime: Runtime, prepare: Callable[[], None] = lambda: None
     ):
-        """prepare: called before each forward pass."""
         self.network, self.options, self.runtime, self.prepare = network, options, runtime, prepare
 
     def __call__(self, batch: Batch, backward: Callable[[Tensor], None] | None = None) -> tuple[Tensor, Memories]:
@@ -211,10 +210,8 @@ class TrainStep:
         """Train on a batch, at the learning rate of step `step`; return what BatchRunner returns.
 
         In the first short_share of the steps, it trains on short segments and returns no memories.
-
         If the loss or the gradient is not finite, the weights do not change, and a FloatingPointError is raised on a
-        CPU. On a GPU, for which the step does not wait, the nll is NaN instead.
-        variant: of ReplayedStep.
+        CPU. On a GPU, for which the step does not wait, the nll is NaN instead. variant: of ReplayedStep.
         """
         self.optimizer.set_lr(step)
         short = step <= self.short_steps

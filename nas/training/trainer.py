@@ -5,10 +5,7 @@ plain values, written atomically and read without running code.
 """
 
 import math
-import pickle
-import sys
 import time
-import zipfile
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -30,9 +27,7 @@ FORMAT = "par-checkpoint/5"
 
 
 def save_checkpoint(path: Path, state: dict) -> None:
-    """Write a state to `path`. After a crash at any moment the file holds either the previous or the new state. Raises
-    RunError if the file cannot be written, on a full disk for example.
-    """
+    """Write a state to `path` atomically. Raises RunError if the file cannot be written, on a full disk for example."""
     try:
         with atomic_write(path) as file:
             torch.save({"format": FORMAT, **state}, file)
@@ -44,16 +39,13 @@ def save_checkpoint(path: Path, state: dict) -> None:
 
 
 def load_checkpoint(path: Path, key: str) -> dict:
-    """Read a state that has `key` onto the CPU, without running code from the file. Raises InputError if the file is
-    missing or damaged, or holds something else.
-    """
+    """Read a state that has `key` onto the CPU. Raises InputError if the file is missing, damaged or something else."""
     if not path.exists():
         raise InputError(f"{path} is missing; the stage that writes it has not finished, or the file was removed")
-    damaged = OSError, RuntimeError, EOFError, ValueError, TypeError, LookupError, AttributeError
     with open(path, "rb") as file:
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)
-        except (*damaged, pickle.UnpicklingError, zipfile.BadZipFile):
+        except Exception:  # what a damaged file raises has no base of its own
             raise InputError(
                 f"{path} is damaged or not a checkpoint of this program; move it away and repeat the command with "
                 "--resume, which writes best.pt from checkpoint.pt, and starts anew without checkpoint.pt"
@@ -99,7 +91,8 @@ class Phase:
 
     def replicated_state(self) -> dict[str, Tensor]:
         """{name: tensor} of the values that must be bit-identical on all ranks."""
-        return {"the sums of the weights": self.train_weights.optimizer.parameter_sums()}
+        parameters = self.train_weights.optimizer.parameters
+        return {"the sums of the weights": torch.stack([one.detach().double().sum() for one in parameters])}
 
     def state_dict(self) -> dict:
         """All that an exact continuation needs, complete on rank 0; every rank calls it."""
@@ -131,8 +124,8 @@ class Trainer:
         self.restore()
         steps = self.phase.total_steps
         until = min(until or steps, steps)
-        shown = sys.stderr.isatty() and distributed.is_main()
-        bar = tqdm(total=until, initial=self.step, unit="step", disable=not shown, dynamic_ncols=True)
+        hidden = None if distributed.is_main() else True  # None: unless it is on a terminal
+        bar = tqdm(total=until, initial=self.step, unit="step", disable=hidden, dynamic_ncols=True)
         with StopSignal() as stop, bar, open_board(self.run, self.step) as board:
             self.board = board
             if self.step == 0:
@@ -154,10 +147,8 @@ class Trainer:
                 if self.due(self.options.checkpoint_every) or last or interrupted:
                     self.save()
                 if interrupted:
-                    raise Interrupted(
-                        f"stopped at step {self.step} of {steps}; progress is saved; "
-                        "rerun the same command with --resume to continue"
-                    )
+                    advice = "progress is saved; rerun the same command with --resume to continue"
+                    raise Interrupted(f"stopped at step {self.step} of {steps}; {advice}")
 
     def due(self, every: int) -> bool:
         return every > 0 and self.step % every == 0
