@@ -135,6 +135,7 @@ def retrain(pattern_file: dict, config: Config, origin, run, runtime, arguments:
     from nas.data.corpus import Corpus, prepare
     from nas.data.vocabulary import VOCABULARY
     from nas.retraining.phase import RetrainPhase
+    from nas.retraining.predictor import evaluate_best, evaluate_without_network
     from nas.retraining.weights import continue_trial, set_weights
     from nas.training.build import build_fixed
     from nas.training.distributed import first_on_each_node
@@ -153,8 +154,6 @@ def retrain(pattern_file: dict, config: Config, origin, run, runtime, arguments:
     if not pattern_file["blocks"]:
         run.start(config, record)
         run.save(VOCABULARY, corpus.vocabulary)
-        from nas.retraining.predictor import evaluate_without_network  # late, because trials need no mixture
-
         results, mixture = evaluate_without_network(config, corpus)
         finish(run, RESULTS, results, mixture)
         return
@@ -165,8 +164,6 @@ def retrain(pattern_file: dict, config: Config, origin, run, runtime, arguments:
     phase = RetrainPhase(model, corpus, config, runtime, arguments.until)
 
     if arguments.eval_only:
-        from nas.retraining.predictor import evaluate_best
-
         run.check_config(config)
         check_text(run.path, record)
         results, _ = evaluate_best(phase, run, pattern_file)
@@ -199,6 +196,7 @@ def train(phase, run, pattern_file: dict, until: int | None) -> tuple | None:
     at step `until`.
     """
     from nas.retraining.phase import BEST
+    from nas.retraining.predictor import evaluate_best
     from nas.training.distributed import barrier, broadcast_from_main
     from nas.training.trainer import Trainer
 
@@ -219,23 +217,21 @@ def train(phase, run, pattern_file: dict, until: int | None) -> tuple | None:
     if finished and not lost:  # by an earlier call
         results, mixture = read_yaml(run.path / RESULTS), None
     else:
-        from nas.retraining.predictor import evaluate_best
-
         results, mixture = evaluate_best(phase, run, pattern_file)
         results |= {"train_steps": trainer.step, "train_tokens": trainer.tokens, "wall_time_s": trainer.wall_seconds}
         results["train_tokens_per_s"] = trainer.tokens / trainer.train_seconds
     if until:
-        write_trial(phase, run, trainer, results["network"]["valid"])
+        write_trial(phase, run, trainer, {"valid": results["network"]["valid"], "judged": results["judged"]})
     test = results["network"]["test"]  # written again, because restoring the checkpoint removed its line
     run.metrics(trainer.step, trainer.tokens, "test", test["nll_per_token"], evaluated_tokens=test["tokens"])
     return results, mixture
 
 
-def write_trial(phase, run, trainer, valid: dict) -> None:
-    """Write what a trial has reached. valid: its metrics. Raises RunError if the loss is not finite."""
-    if not math.isfinite(valid["nll_per_token"]):
-        raise RunError(f"the loss on valid is {valid['nll_per_token']} at step {phase.until}; give a smaller train.lr")
-    metrics = {"step": trainer.step, "of_steps": phase.total_steps, "valid": valid}
+def write_trial(phase, run, trainer, found: dict) -> None:
+    """Write what a trial has reached. found: as of judge(). Raises RunError if the loss is not finite."""
+    if not math.isfinite(nll := found["valid"]["nll_per_token"]):
+        raise RunError(f"the loss on valid is {nll} at step {phase.until}; give a smaller train.lr")
+    metrics = {"step": trainer.step, "of_steps": phase.total_steps, **found}
     # The mean has fewer steps if an earlier call stopped among them.
     metrics |= {"averaged_steps": phase.trial_average.count, "wall_time_s": trainer.wall_seconds}
     run.write(trial_file(phase.until), metrics)

@@ -139,7 +139,7 @@ def test_replayed_steps_have_the_losses_of_steps(first, options, graphs, small_c
 
     def capture(self, batch):
         memories = batch.memories and batch.memories.map(torch.clone)
-        captured.append(ImitatedGraph(self.step, Batch(batch.tokens.clone(), batch.targets.clone(), memories)))
+        captured.append(ImitatedGraph(self.step, Batch(batch.tokens.clone(), batch.targets.clone(), None, memories)))
         return captured[-1], captured[-1].inputs, captured[-1].nll
 
     monkeypatch.setattr(ReplayedStep, "capture", capture)

@@ -203,7 +203,7 @@ def test_context_batches_are_contiguous_rows():
 
 def test_rows_of_images_begin_with_an_image():
     batches = ContextBatches(np.arange(107), batch_size=3, segment=8, image=12)
-    tokens, _ = batches.next()
+    tokens, *_ = batches.next()
     assert tokens[:, 0].tolist() == [0, 24, 48] and batches.segments_per_epoch == 2
     with pytest.raises(InputError, match=r"has 39 tokens: too short for train.batch_size=2 rows .*needs 40\)"):
         ContextBatches(np.arange(39), batch_size=2, segment=15, image=20)

@@ -42,7 +42,7 @@ def test_the_first_steps_read_short_segments_without_memory(small_config):
 
 
 def test_short_segments_are_the_same_text(small_config):
-    batch = Batch(torch.arange(24).reshape(2, 12), torch.arange(1, 25).reshape(2, 12), None).shorten()
+    batch = Batch(torch.arange(24).reshape(2, 12), torch.arange(1, 25).reshape(2, 12), None, None).shorten()
     assert torch.equal(batch.tokens, torch.arange(24).reshape(4, 6)) and torch.equal(batch.targets, batch.tokens + 1)
 
 

@@ -137,6 +137,7 @@ class TrainOptions:
         "auto", "weight decay of matrices; auto: 0.02 (adamw: 0.1), or 0.5 if the text is read often", AUTO
     )
     beta2: Annotated[Positive, below(1)] = option(0.999, "AdamW: decay of squared gradients; near 1 for rare words")
+    residual: bool = option(True, "learn most where cache and counts (mixture) fail; not for gumbel")
     average_share: Share = option(0.2, "last share of the steps, over which weights are averaged")
     short_share: Share | None = option(
         None, f"first share of the steps, on half segments; not for gumbel (null: {SHORT_SHARE} or 0)"
@@ -234,7 +235,12 @@ class Config:
     train: TrainOptions = section(TrainOptions)
     search: SearchOptions = section(SearchOptions, ONLY_SEARCH)
     evaluate: EvaluateOptions = section(EvaluateOptions, EVAL_ONLY, TRIAL)
-    mixture: MixtureOptions = section(MixtureOptions, EVAL_ONLY, TRIAL)
+    mixture: MixtureOptions = section(MixtureOptions, EVAL_ONLY)
+
+    @property
+    def beside(self) -> MixtureOptions:
+        """What a network is mixed with; images have nothing."""
+        return MixtureOptions(cache=[], counts=0) if self.model.grid else self.mixture
 
     @property
     def shape(self) -> Shape:

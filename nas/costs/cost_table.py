@@ -16,6 +16,7 @@ class CostTable:
 
     holds_for: the conditions of measured costs. quartiles: of measured costs; the overhead has its own.
     reference_cost: of the reference for as much text; None: the reference is interleaved with as many blocks.
+    mixture: the cost of cache and counts beside a network, which cost() leaves out.
     """
 
     unit: str  # FLOPS or MILLISECONDS
@@ -24,6 +25,7 @@ class CostTable:
     quartiles: dict[str, list[float]] = field(default_factory=dict)
     holds_for: dict = field(default_factory=dict)
     reference_cost: float | None = None
+    mixture: float = 0.0
 
     def cost(self, blocks: list[str]) -> float:
         """Cost of a whole model with these blocks."""

@@ -26,9 +26,11 @@ class ContextBatches:
         image: int = 1,
         rows: slice | None = None,
         device: torch.device | str = "cpu",
+        beside: np.ndarray | None = None,
     ):
         """stream: token ids [tokens]. image: tokens of an image; rows begin with one. rows: those that this process
-        reads; None: all B. Raises InputError if a row is shorter than a segment and its last target.
+        reads; None: all B. beside [tokens]: the nll of each token by another predictor. Raises InputError if a row is
+        shorter than a segment and its last target.
         """
         row = len(stream) // batch_size // image * image
         self.segment = segment
@@ -39,7 +41,10 @@ class ContextBatches:
             rows = f"train.batch_size={batch_size} rows of train.segment={segment} tokens and a target"
             raise InputError(f"{given} {rows} (needs {least:,}); make one of them smaller, or use more text")
         self.device, self.own = torch.device(device), rows or slice(None)
-        self.rows = stream[: batch_size * row].reshape(batch_size, row)[self.own]
+        self.rows, self.beside = (
+            None if values is None else values[: batch_size * row].reshape(batch_size, row)[self.own]
+            for values in (stream, beside)
+        )
         self.position = 0  # segments read in this epoch
 
     @property
@@ -47,14 +52,17 @@ class ContextBatches:
         """Whether next() returns the first segment of the rows."""
         return self.position in (0, self.segments_per_epoch)
 
-    def next(self) -> tuple[Tensor, Tensor]:
-        """Tokens and targets [B, L] of the next segment."""
+    def next(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Tokens and targets [B, L] of the next segment, and the nll of the targets by the other predictor."""
         if self.at_start:
             self.position = 0
         start = self.position * self.segment
         self.position += 1
         window = self.window(slice(start, start + self.segment + 1))
-        return window[:, :-1], window[:, 1:]
+        beside = None
+        if self.beside is not None:
+            beside = torch.from_numpy(self.beside[:, start + 1 : start + self.segment + 1].copy()).to(self.device)
+        return window[:, :-1], window[:, 1:], beside
 
     def window(self, columns: slice) -> Tensor:
         if self.resident is not None:

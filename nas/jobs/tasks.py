@@ -21,7 +21,7 @@ from pathlib import Path
 from nas.core.run_folder import count_cores
 
 BLOCKED = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # by the server
-PRELOADED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "sentencepiece"]
+PRELOADED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "sentencepiece", "numba"]
 POLL_S = 0.2
 LOCK = threading.Lock()  # multiprocessing polls all children at each start; two polls of one child disturb each other
 ROOT = Path(__file__).resolve().parents[2]  # the folder of the scripts

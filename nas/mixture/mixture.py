@@ -8,24 +8,37 @@ and how surely, and the last hidden state of the network. N tokens, P parts, V v
 
 import hashlib
 import json
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from nas.core.config import MixtureOptions
+from nas.core.config import Config, MixtureOptions
 from nas.core.errors import InputError
-from nas.core.files import read_yaml, write_text
+from nas.core.files import atomic_write, read_yaml, write_text
 from nas.core.run_folder import MIXTURE, RESULTS
 from nas.data.corpus import Corpus
 from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE
 from nas.mixture.cache import FEATURES, Cache, decays_of
-from nas.mixture.counts import Counts, corpus_counts, counts_distribution, describe_counts, link_counts, read_counts
+from nas.mixture.counts import (
+    Counts,
+    corpus_counts,
+    count_ngrams,
+    counts_distribution,
+    describe_counts,
+    link_counts,
+    read_counts,
+)
 from nas.mixture.gate import MOST_TOKENS, fit_gate, mix_parts, usual_range
 
 FORMAT = "par-mixture/1"
+FOLDS = 8  # of the training text, see train_nll_without_network()
+TIMED_ROUNDS, TIMED_TOKENS, TIMED_DRAWS = 3, 20_000, 200
 SETTINGS, COUNTS = "mixture.json", "counts"
 NETWORK = "network"
 
@@ -162,6 +175,66 @@ def load_mixture(folder: Path) -> Mixture | None:
             raise InputError(f"{counts / name} is missing or damaged: it is not the file of {SETTINGS}")
     about = {name: content[name] for name in SAVED}
     return Mixture(**about, folder=counts, gate=np.array(content["gate"]), bounds=np.array(content["bounds"]))
+
+
+def valid_nll_without_network(corpus: Corpus, options: MixtureOptions) -> np.ndarray | None:
+    """The nll [N] of the tokens of valid but the first, in nats, by cache and counts alone; None without counts."""
+
+    def compute() -> np.ndarray:
+        mixture = open_mixture(options, corpus, 0)
+        return mixture.fit(mixture.look(corpus.tokens("valid"), None, None))
+
+    return kept(corpus, "valid", options, compute) if options.counts else None
+
+
+def train_nll_without_network(corpus: Corpus, options: MixtureOptions) -> np.ndarray | None:
+    """The nll [N] of all tokens of train by cache and counts alone, in nats; None without counts, or for short texts.
+
+    The text has FOLDS parts. Each one is a stream, and has counts of the others, so that it is as new as a test text.
+    """
+    tokens = corpus.tokens("train")
+    bounds = np.linspace(0, len(tokens), FOLDS + 1).astype(int)
+
+    def compute() -> np.ndarray:
+        mixture, found = open_mixture(options, corpus, 0), []
+        for start, end in pairwise(bounds):
+            others = np.append(tokens[:start], tokens[end:])
+            mixture.table = count_ngrams(others, corpus.vocab_size, options.counts)
+            seen = mixture.start().read(tokens[start:end])
+            mixture.fit_to(seen)
+            found.append(mixture.mix(seen)[0].astype(np.float32))
+        return np.concatenate(found)
+
+    enough = options.counts and len(tokens) >= FOLDS * options.counts
+    return kept(corpus, "train", options, compute) if enough else None
+
+
+def kept(corpus: Corpus, split: str, options: MixtureOptions, compute: Callable[[], np.ndarray]) -> np.ndarray:
+    """An array that is computed once, and kept beside the tokens of the corpus."""
+    file = corpus.folder / f"{split}-nll-{options.counts}-{'-'.join(map(str, options.cache))}.npy"
+    if not file.exists():
+        with atomic_write(file) as opened:
+            np.save(opened, compute())
+    return np.load(file, mmap_mode="r")
+
+
+def measured_ms(config: Config, corpus: Corpus, width: int) -> float:
+    """Milliseconds that cache and counts add to a token of a network of a width; 0 in training, or without them."""
+    generated, mixture = config.search.latency.timing == "generation", open_mixture(config.beside, corpus, width)
+    if not mixture or config.search.latency.timing == "training":
+        return 0.0
+    tokens, times = corpus.tokens("valid")[: TIMED_DRAWS if generated else TIMED_TOKENS].astype(np.int64), []
+    nll, hidden = np.zeros(len(tokens) - 1), np.zeros((len(tokens) - 1, width), np.float32)
+    mixture.fit_to(mixture.look(tokens, nll, hidden)._replace(hidden=hidden))
+    for _ in range(TIMED_ROUNDS):
+        stream, began = mixture.start(), time.perf_counter()
+        if not generated:
+            mixture.mix(mixture.look(tokens, nll, hidden))
+        for token in tokens if generated else ():
+            stream.predict(np.zeros(mixture.vocab_size, np.float32), np.zeros(width, np.float32))
+            stream.read(token[None])
+        times.append(time.perf_counter() - began)
+    return 1000 * min(times) / len(tokens)
 
 
 def vocabulary_digest(folder: Path) -> str:

@@ -3,23 +3,38 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 from torch import Tensor
 
 from models.transformer_xl import TransformerXL
 from nas.core.config import SHORT_PARTS, Config
 from nas.core.run_folder import RunFolder
 from nas.data.corpus import Corpus
+from nas.mixture.mixture import train_nll_without_network, valid_nll_without_network
 from nas.training import distributed
 from nas.training.build import check_splits, open_stream
 from nas.training.device import Runtime
-from nas.training.evaluation import evaluate_split, evaluation_lengths
+from nas.training.evaluation import evaluate_split, evaluation_lengths, read_text, text_metrics
 from nas.training.optimizer import TailAverage
 from nas.training.passes import count_steps, short_share
 from nas.training.train_step import TrainStep
 from nas.training.trainer import Phase, save_checkpoint
 
 BEST = "best.pt"
+JUDGED_WEIGHTS = np.arange(1, 20) / 20  # of a network in a mixture, see judge()
 TRIAL_SHARE = 0.5  # last share of a trial's steps, over which weights are averaged
+
+
+def judge(config: Config, corpus: Corpus, nll: np.ndarray) -> dict:
+    """`valid`: the metrics of a network on valid, by the nll [N] of its tokens. `judged`: those by which a search ranks
+    networks, of the best mixture with fixed weights of the network, and cache and counts; the same without counts.
+    """
+    split, other = corpus.meta["splits"]["valid"], valid_nll_without_network(corpus, config.beside)
+    valid = text_metrics(float(nll.sum()), len(nll), split)
+    if other is None:
+        return {"valid": valid, "judged": valid}
+    mixed = (-np.logaddexp(np.log(own) - nll, np.log(1 - own) - other).sum() for own in JUDGED_WEIGHTS)
+    return {"valid": valid, "judged": text_metrics(float(min(mixed)), len(nll), split)}
 
 
 class RetrainPhase(Phase):
@@ -35,7 +50,9 @@ class RetrainPhase(Phase):
         self.model, self.corpus, self.config, self.runtime = model.to(runtime.device), corpus, config, runtime
         check_splits(config, corpus)
         tokens, short = corpus.tokens("train"), short_share(config)
-        self.stream, self.total_steps = open_stream(tokens, config, runtime), count_steps(config, len(tokens))
+        beside = train_nll_without_network(corpus, config.beside) if config.train.residual else None
+        self.stream = open_stream(tokens, config, runtime, beside=beside)
+        self.total_steps = count_steps(config, len(tokens))
         self.train_weights = TrainStep(model, config.train, self.total_steps, runtime, short_share=short, until=until)
         self.parts = {"model": model, "train_weights": self.train_weights, "stream": self.stream}
         self.best_nll = math.inf
@@ -64,20 +81,22 @@ class RetrainPhase(Phase):
                     save_checkpoint(run.path / BEST, {"step": step, "model": self.model.state_dict()})
         return metrics
 
-    def trial_metrics(self) -> dict:
-        """Metrics on valid of the trial's mean."""
-        config, short = self.config, self.config.train.segment // SHORT_PARTS
-        # Before long segments begin, the model has not learned to attend much farther than in short ones.
-        if self.until <= self.train_weights.short_steps:
-            segment, memory = (min(length, short) for length in evaluation_lengths(config))
-            config = replace(config, evaluate=replace(config.evaluate, segment=segment, memory=memory))
-        return self.metrics(self.trial_average, config)
-
     def metrics(self, average: TailAverage, config: Config | None = None) -> dict:
         """Metrics on valid of a mean of the weights, or of the weights if it has none yet. config: of the lengths."""
         model, config = self.model, config or self.config
         with average.in_use():
             return evaluate_split(config, model, model.blocks, self.corpus, "valid", self.runtime)
+
+    def trial_metrics(self) -> dict:
+        """What judge() returns, of the trial's mean."""
+        config, short = self.config, self.config.train.segment // SHORT_PARTS
+        # Before long segments begin, the model has not learned to attend much farther than in short ones.
+        if self.until <= self.train_weights.short_steps:
+            segment, memory = (min(length, short) for length in evaluation_lengths(config))
+            config = replace(config, evaluate=replace(config.evaluate, segment=segment, memory=memory))
+        with self.trial_average.in_use():
+            nll, _ = read_text(config, self.model, self.corpus.tokens("valid"), self.runtime)
+        return judge(config, self.corpus, nll)
 
     def state_dict(self) -> dict:
         trial = {"until": self.until, "average": self.trial_average.state_dict()}

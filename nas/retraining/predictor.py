@@ -13,7 +13,7 @@ from nas.costs.flops import count_flops
 from nas.costs.measurement import device_conditions, measure_pattern, size_conditions
 from nas.data.corpus import Corpus
 from nas.mixture.mixture import Mixture, open_mixture
-from nas.retraining.phase import BEST, RetrainPhase
+from nas.retraining.phase import BEST, RetrainPhase, judge
 from nas.training import distributed
 from nas.training.build import check_splits
 from nas.training.device import Runtime
@@ -94,9 +94,10 @@ def predictor_metrics(config: Config, corpus: Corpus, read: dict | None, width: 
         return text_metrics(float(nll.sum()), len(nll), corpus.meta["splits"][split])
 
     network = read and {split: metrics(split, nll) for split, (nll, _) in read.items()}
-    mixture = None if config.model.grid else open_mixture(config.mixture, corpus, width)
+    judged = read and judge(config, corpus, read["valid"][0])["judged"]
+    mixture = open_mixture(config.beside, corpus, width)
     if not mixture:
-        return network | {"network": network, "mixture": None}, None
+        return network | {"judged": judged, "network": network, "mixture": None}, None
     found, about = {}, {"parts": mixture.parts}
     for split in SPLITS:
         start = time.perf_counter()
@@ -112,7 +113,7 @@ def predictor_metrics(config: Config, corpus: Corpus, read: dict | None, width: 
         if mixture.width and mixture.cache and mixture.counts:
             about["test_without_counts"] = metrics(split, mixture.mix(seen, without=("counts",))[0])
         about["sample"] = sample_of(corpus, mixture, nll, shares)
-    return found | {"network": network, "mixture": about}, mixture
+    return found | {"judged": judged or found["valid"], "network": network, "mixture": about}, mixture
 
 
 def valid_prediction(pattern_file: dict, config: Config, corpus: Corpus, runtime: Runtime) -> dict:

@@ -11,6 +11,7 @@ from nas.core.pattern import interleaved
 from nas.costs.flops import batch_shape, count_flops
 from nas.costs.measurement import Sizes, device_conditions, measure_tables, size_conditions, work_conditions
 from nas.data.corpus import Corpus, bytes_per_token, prepare
+from nas.mixture.mixture import measured_ms
 from nas.search.space import Network, NetworkCosts, candidate_sizes, make_network, with_sizes
 from nas.training.build import open_streams
 from nas.training.device import Runtime
@@ -110,5 +111,7 @@ def measure_costs(candidates: Candidates, runtime: Runtime) -> NetworkCosts:
     for shape, table in measure_tables(configs, counts, runtime).items():
         corpus = candidates.corpora[shape[0]]
         holds_for = device | size_conditions(configs[shape], corpus, list(table.blocks))
-        tables[shape] = replace(table.scaled(1000 / (bytes_per_token(corpus) * tokens)), holds_for=holds_for)
+        per_text = 1000 / bytes_per_token(corpus)
+        beside = per_text * measured_ms(candidates.config, corpus, shape[1])
+        tables[shape] = replace(table.scaled(per_text / tokens), holds_for=holds_for, mixture=beside)
     return NetworkCosts(tables, candidates.reference)

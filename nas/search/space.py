@@ -87,12 +87,12 @@ def first_candidates(config: Config, tables: dict[tuple[int, int], CostTable], l
 def cheapest(config: Config, table: CostTable) -> float:
     """The cost of the cheapest network of a vocabulary and width."""
     names, least = config.search.operations, 1 if "identity" in config.search.operations else config.model.blocks
-    return table.overhead + least * min(table.blocks[name] for name in names if name != "identity")
+    return table.overhead + table.mixture + least * min(table.blocks[name] for name in names if name != "identity")
 
 
 def within_budget(table: CostTable, limit: float) -> Callable[[Iterable[str]], bool]:
-    """Whether a pattern costs at most the limit. Sums may be rounded."""
-    return lambda blocks: table.cost(blocks) <= limit * (1 + 1e-9)
+    """Whether a pattern, and cache and counts beside it, cost at most the limit. Sums may be rounded."""
+    return lambda blocks: table.cost(blocks) + table.mixture <= limit * (1 + 1e-9)
 
 
 def neighbours(network: Network, operations: list[str], most: int) -> list[Network]:
@@ -143,7 +143,7 @@ class NetworkCosts:
         shared = {key: value for key, value in first.items() if all(own.get(key) == value for own in others)}
         for shape, table in self.tables.items():
             own = {key: value for key, value in table.holds_for.items() if key not in shared}
-            costs = {"unit": table.unit, "overhead": table.overhead, "blocks": table.blocks}
+            costs = {"unit": table.unit, "overhead": table.overhead, "mixture": table.mixture, "blocks": table.blocks}
             records.append({"sizes": [*shape], **costs, "quartiles": table.quartiles, "conditions": own})
         about = {"per": "1,000 bytes of text", "conditions": shared, "reference": self.reference.to_dict()}
         return about | {"tables": records}
@@ -158,10 +158,13 @@ class NetworkCosts:
 
     @property
     def reference_cost(self) -> float:
-        return self.cost(self.reference)
+        """Of the reference alone."""
+        return self.tables[self.reference[:2]].cost(self.reference.blocks)
 
     def cost(self, network: Network) -> float:
-        return self.tables[network[:2]].cost(network.blocks)
+        """Of a network, and of cache and counts beside it."""
+        table = self.tables[network[:2]]
+        return table.cost(network.blocks) + table.mixture
 
     def ratio(self, network: Network) -> float:
         return self.cost(network) / self.reference_cost

@@ -19,10 +19,13 @@ from nas.training.optimizer import TailAverage, WeightsOptimizer
 
 @dataclass
 class Batch:
-    """tokens and targets [B, L], and the memories of the same rows, which are None at the start of the rows."""
+    """tokens and targets [B, L], the nll of the targets by another predictor [B, L], or None, and the memories of the
+    same rows, which are None at the start of the rows.
+    """
 
     tokens: Tensor
     targets: Tensor
+    beside: Tensor | None
     memories: Memories | None
 
     def split(self, parts: int) -> list["Batch"]:
@@ -30,16 +33,19 @@ class Batch:
         if parts == 1:
             return [self]
         memories = [None] * parts if self.memories is None else self.memories.split(parts)
-        return list(map(Batch, self.tokens.chunk(parts), self.targets.chunk(parts), memories))
+        beside = [None] * parts if self.beside is None else self.beside.chunk(parts)
+        return list(map(Batch, self.tokens.chunk(parts), self.targets.chunk(parts), beside, memories))
 
     def tensors(self) -> list[Tensor]:
         """All tensors, those of the memories at last."""
-        return [self.tokens, self.targets, *(self.memories.tensors() if self.memories else [])]
+        beside = [] if self.beside is None else [self.beside]
+        return [self.tokens, self.targets, *beside, *(self.memories.tensors() if self.memories else [])]
 
     def shorten(self) -> "Batch":
         """Short segments without memories, SHORT_PARTS of each row (arXiv 2012.15832, section 3)."""
         length = self.tokens.shape[1] // SHORT_PARTS
-        return Batch(self.tokens.reshape(-1, length), self.targets.reshape(-1, length), None)
+        beside = None if self.beside is None else self.beside.reshape(-1, length)
+        return Batch(self.tokens.reshape(-1, length), self.targets.reshape(-1, length), beside, None)
 
 
 class Stream:
@@ -63,6 +69,13 @@ class Stream:
         loader, memories = self.loader, state["memories"]
         loader.position = state["position"]
         self.memories = memories and Memories(**memories).map(lambda x: x[loader.own].to(loader.device))
+
+
+def residual_loss(nll: Tensor, beside: Tensor | None) -> Tensor:
+    """The mean of a network's nll and of the nll of its even mixture with another predictor, whose nll is given. So the
+    network learns most where the other one fails (residual learning, arXiv 2210.14431). None: the nll of the network.
+    """
+    return nll if beside is None else (nll + math.log(2) - torch.logaddexp(-nll, -beside)) / 2
 
 
 def can_replay(network: TransformerXL, options: TrainOptions, runtime: Runtime) -> bool:
@@ -132,7 +145,9 @@ class ReplayedStep:
     def capture(self, batch: Batch) -> tuple["torch.cuda.CUDAGraph", Batch, Tensor]:
         """A graph, the batch that it reads, and the nll that it writes. It writes the new memories over the old."""
         memories = batch.memories and batch.memories.map(torch.clone)
-        inputs, graph = Batch(batch.tokens.clone(), batch.targets.clone(), memories), torch.cuda.CUDAGraph()
+        beside = None if batch.beside is None else batch.beside.clone()
+        inputs = Batch(batch.tokens.clone(), batch.targets.clone(), beside, memories)
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
             nll, memories = self.step(inputs)
             if inputs.memories:
@@ -162,10 +177,9 @@ class BatchRunner:
             with distributed.sync_gradients(self.network, last), self.compile_if_repeated(part):
                 with self.runtime.autocast():
                     nll, new_memories = self.network(part.tokens, part.targets, part.memories, self.options.memory)
-                loss = nll.mean() / len(parts)
                 if backward:
-                    backward(loss)
-            total = total + loss.detach()
+                    backward(residual_loss(nll, part.beside).mean() / len(parts))
+            total = total + nll.detach().mean() / len(parts)
             memories.append(new_memories)
         return distributed.all_reduce_mean(total), Memories.join(memories)
 
