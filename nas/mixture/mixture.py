@@ -23,13 +23,11 @@ from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE
 from nas.mixture.cache import FEATURES, Cache, decays_of
 from nas.mixture.counts import Counts, corpus_counts, counts_distribution, describe_counts, link_counts, read_counts
-from nas.mixture.gate import MOST_TOKENS, fit_gate, mix_parts, usual_range
+from nas.mixture.gate import MOST_TOKENS, fit_gate, mix_parts
 
 FORMAT = "par-mixture/1"
 SETTINGS, COUNTS = "mixture.json", "counts"
-NETWORK = "network"
-
-
+DEVIATIONS = 4  # standard deviations from the mean, beyond which features are cut off: the gate is not fitted there
 SAVED = "cache", "counts", "width", "vocab_size", "vocabulary_sha256"  # fields of a mixture in its file
 
 
@@ -59,7 +57,7 @@ class Mixture:
     def __post_init__(self):
         self.table = Counts.load(self.folder) if self.counts else None
         own = [f"cache {order}" for order in self.cache]
-        self.parts = [NETWORK] * bool(self.width) + own + ["counts"] * bool(self.counts)
+        self.parts = ["network"] * bool(self.width) + own + ["counts"] * bool(self.counts)
         self.cached = slice(bool(self.width), bool(self.width) + len(own))  # the parts of the cache
         self.known = FEATURES * len(own)  # the number of its features, which stand first
 
@@ -98,7 +96,12 @@ class Mixture:
 
     def fit_to(self, seen: Seen) -> None:
         p, features, hidden = (array[:: -(-len(seen.p) // MOST_TOKENS) or 1] for array in seen)
-        self.bounds = usual_range(features)
+        if not len(p):  # equal weights
+            inputs = features.shape[1] + hidden.shape[1] + 1
+            self.bounds, self.gate = np.zeros((2, features.shape[1])), np.zeros((inputs, p.shape[1]))
+            return
+        mean, reach = features.mean(axis=0), DEVIATIONS * features.std(axis=0)
+        self.bounds = np.array([mean - reach, mean + reach])
         inputs = np.append(np.clip(features, *self.bounds), hidden, axis=1)
         self.gate = fit_gate(inputs, p, self.votes(features))
 
