@@ -83,7 +83,7 @@ class Decoder:
         self.model, self.context, self.network = model, context, StreamModel(model, context)
         self.readers = [operation.Reader(operation) for operation in self.network.operations]
         self.offset, self.last = 0, None  # positions read so far; the last tokens, for n-grams
-        self.hidden: Tensor | None = None  # the input of the output layer [B, D] after the last position
+        self.hidden: Tensor | None = None  # the inputs of the output layer [B, L, D] after the last piece
 
     @torch.inference_mode()
     def read(self, tokens: Tensor) -> Tensor:
@@ -101,14 +101,13 @@ class Decoder:
             x, segment = x[:, 0], self.network.segment(tokens, self.offset)  # [B, D]
             for reader in self.readers:
                 x = reader(x, segment)
-            x = self.model.final_norm(x)
+            x = self.model.final_norm(x)[:, None]
         else:
             states = [reader.state for reader in self.readers]
             x, states, self.last = self.network.read(tokens, states, self.offset, self.last)
-            x = x[:, -1]
             self.set_states(states)
         self.offset, self.hidden = self.offset + length, x
-        return self.model.head.log_probabilities(x)
+        return self.model.head.log_probabilities(x[:, -1])
 
     def set_states(self, states: list) -> None:
         for reader, state in zip(self.readers, states, strict=True):

@@ -56,7 +56,7 @@ def small_content(source: Path, cache: Path) -> dict:
             "precision": "fp32",  # with auto, Muon's precision depends on the processor
         },
         "search": {"method": "gumbel"},
-        "mixture": {"cache": [], "counts": 0},
+        "mixture": {"states": 0, "cache": [], "counts": 0},
     }
 
 

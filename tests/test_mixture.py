@@ -23,6 +23,7 @@ from nas.mixture.cache import DECAYS, FEATURES, Cache
 from nas.mixture.counts import USUAL_DISCOUNTS, Counts, count_ngrams, counts_distribution, read_counts
 from nas.mixture.gate import masked_softmax, penalised_loss
 from nas.mixture.mixture import Seen, load_mixture, open_mixture
+from nas.mixture.states import StateCache, principal_directions
 from tests.processes import refuse, succeed
 
 V, ORDERS = 12, [1, 2, 3, 5]
@@ -117,6 +118,27 @@ def test_the_cache_equals_a_naive_one_and_sums_to_one(faster):
         np.testing.assert_allclose(found[0], [own[place].get(token, 0) for own in reference], rtol=0, atol=1e-12)
 
 
+def test_the_cache_of_states_equals_a_loop(monkeypatch):
+    monkeypatch.setattr("nas.mixture.states.CHUNK", 7)
+    stream, hidden = random_stream(60), np.random.default_rng(3).normal(size=(60, 5)).astype(np.float32)
+    cache = StateCache(principal_directions(hidden), length := 20)
+    found, features = np.zeros(60), np.zeros((60, 2), np.float32)
+    for piece in (slice(0, 33), slice(33, 34), slice(34, 60)):
+        cache.read(hidden[piece], stream[piece], found[piece], features[piece])
+    states = hidden.astype(float) - hidden.mean(axis=0)  # all directions
+    states /= np.linalg.norm(states, axis=1, keepdims=True)
+    for place in range(60):
+        terms = {then: math.exp(10 * states[place] @ states[then]) for then in range(max(0, place - length), place)}
+        own = sum(term for then, term in terms.items() if stream[then] == stream[place])
+        assert found[place] == pytest.approx(own / sum(terms.values()) if terms else 0, rel=1e-4)
+        assert features[place, 1] == pytest.approx(max(terms.values()) / sum(terms.values()) if terms else 0, rel=1e-4)
+    after = np.zeros(2, np.float32)
+    terms, expected = cache.terms(hidden[:1], after), np.exp(10 * states[40:] @ states[0])
+    np.testing.assert_allclose(terms, expected, rtol=1e-4)
+    np.testing.assert_allclose(after, [math.log(expected.sum()), expected.max() / expected.sum()], rtol=1e-4)
+    np.testing.assert_array_equal(cache.followers, stream[40:])
+
+
 def test_the_gradient_of_a_gate_is_that_of_its_loss():
     generator = np.random.default_rng(0)
     inputs, p, votes = generator.normal(size=(50, 4)), generator.random((50, 3)), generator.random((50, 3)) < 0.7
@@ -140,11 +162,11 @@ def network_of(stream: np.ndarray, size: int, width: int = 3):
     """Log-probabilities [N, V] and hidden states [N, D] of a made-up network before each token but the first."""
     generator = np.random.default_rng(5)
     logits, hidden = generator.normal(size=(len(stream) - 1, size)), generator.normal(size=(len(stream) - 1, width))
-    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)), hidden
+    return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)), hidden.astype(np.float32)
 
 
 @pytest.mark.parametrize("width", [3, 0])
-@pytest.mark.parametrize("options", [{}, {"cache": [], "counts": 2}, {"cache": [2], "counts": 0}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"states": 50, "cache": [], "counts": 2}, {"states": 0, "cache": [2], "counts": 0}], ids=str)
 def test_token_by_token_equals_all_at_once_and_sums_to_one(corpus, options, width):
     if not width and options.get("counts") == 0:
         pytest.skip("a cache alone has no vote at first")
@@ -161,12 +183,12 @@ def test_token_by_token_equals_all_at_once_and_sums_to_one(corpus, options, widt
     mixture.gate, mixture.bounds = own
     np.testing.assert_allclose(shares.sum(axis=1), 1)
     reader = mixture.start()
-    reader.read(stream[:1])
+    reader.read(stream[:1], hidden[:1] if width else None)
     for place, token in enumerate(stream[1:200]):
-        p = reader.predict(*((log_p[place], hidden[place].astype(np.float32)) if width else (None, None)))
+        p = reader.predict(log_p[place] if width else None)
         assert p.sum() == pytest.approx(1, abs=1e-6) and (p >= 0).all()
         assert -math.log(p[token]) == pytest.approx(whole[place], abs=1e-6)
-        reader.read(np.array([token]))
+        reader.read(np.array([token]), hidden[place + 1 : place + 2] if width else None)
     assert "network" not in mixture.parts or mixture.mix(seen, without=tuple(mixture.parts[1:]))[0] == pytest.approx(
         nll
     )
@@ -177,7 +199,7 @@ def test_a_mixture_is_no_worse_where_nothing_repeats(corpus):
     mixture = open_mixture(MixtureOptions(), corpus, 1)
     p = generator.dirichlet(np.ones(corpus.vocab_size) * 0.3)
     streams = [generator.choice(corpus.vocab_size, 20_000, p=p) for _ in "vt"]  # what the network knows already
-    valid, test = (mixture.look(one, -np.log(p[one[1:]]), np.zeros((len(one) - 1, 1))) for one in streams)
+    valid, test = (mixture.look(one, -np.log(p[one[1:]]), np.zeros((len(one) - 1, 1), np.float32)) for one in streams)
     mixture.fit(valid)
     assert mixture.mix(test)[0].mean() <= 1.001 * -np.log(p[streams[1][1:]]).mean()
 
@@ -272,10 +294,10 @@ def test_the_code_of_the_onnx_card_mixes_in_numpy(mixed):
     stream, own = random_stream(300) + 20, names["Stream"]()
     log_p, hidden = network_of(stream, model.tokenizer.size, model.config.model.d_model)
     reader = model.mixture.start()
-    for token, *network in zip(stream[:-1], log_p, hidden.astype(np.float32), strict=True):
+    for token, *network in zip(stream[:-1], log_p, hidden, strict=True):
         own.add(int(token))
-        reader.read(np.array([token]))
-        np.testing.assert_allclose(own.mix(*network), reader.predict(*network), rtol=1e-4, atol=1e-12)
+        reader.read(np.array([token]), network[1][None])
+        np.testing.assert_allclose(own.mix(*network), reader.predict(network[0]), rtol=1e-4, atol=1e-12)
 
 
 @pytest.mark.slow

@@ -12,12 +12,12 @@ from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.pattern import read_pattern, shape_options
-from nas.core.run_folder import RESULTS, RunFolder, check_folder, has_run, provenance, run_options
+from nas.core.run_folder import RESULTS, RunFolder, check_folder, count_cores, has_run, provenance, run_options
 from nas.costs.flops import batch_shape
 from nas.costs.measurement import device_conditions, text_times
 from nas.data.corpus import Corpus, prepare
 from nas.jobs.tasks import Task, script_task
-from nas.training.device import choose_runtime, count_cores, set_up_device
+from nas.training.device import choose_runtime, set_up_device
 from nas.training.passes import auto_lines, resolve_auto
 
 ROUNDS = 60  # of the latencies

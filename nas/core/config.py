@@ -221,6 +221,9 @@ class EvaluateOptions:
 
 @dataclass
 class MixtureOptions:
+    states: Annotated[Natural, at_most(100_000)] = option(
+        1000, "last hidden states of the network, in whose cache similar ones are looked up; 0: none"
+    )
     cache: Orders = option(
         [1, 2, 3, 5], "cache of what followed the last n - 1 tokens of the stream, for each n; []: none"
     )
@@ -240,7 +243,7 @@ class Config:
     @property
     def beside(self) -> MixtureOptions:
         """What a network is mixed with; images have nothing."""
-        return MixtureOptions(cache=[], counts=0) if self.model.grid else self.mixture
+        return MixtureOptions(states=0, cache=[], counts=0) if self.model.grid else self.mixture
 
     @property
     def shape(self) -> Shape:

@@ -37,8 +37,8 @@ class ByteTokenizer:
 
     kind, files, size = "bytes", {}, 256
 
-    def __init__(self, keep_newline: bool = True):
-        self.keep_newline, self.newline = keep_newline, ord("\n") if keep_newline else None
+    def __init__(self, keep_newline: bool):
+        self.keep_newline, self.line_end = keep_newline, ord("\n") if keep_newline else None
 
     def encode(self, data: bytes) -> np.ndarray:
         return np.frombuffer(data if self.keep_newline else data.replace(b"\n", b""), dtype=np.uint8).astype(np.uint32)
@@ -51,22 +51,22 @@ class LineTokenizer:
     """Base of tokenizers of UTF-8 text. Subclasses encode and decode a line without its end, which has the last id."""
 
     def __init__(self, size: int, keep_newline: bool):
-        self.keep_newline, self.newline = keep_newline, size if keep_newline else None
+        self.keep_newline, self.line_end = keep_newline, size if keep_newline else None
         self.size = size + keep_newline
 
     def encode(self, data: bytes) -> np.ndarray:
         """UTF-8 -> ids [tokens]. Raises UnicodeDecodeError."""
         first, *others = self.encode_lines(data.decode("utf-8").split("\n"))
-        end = [] if self.newline is None else [self.newline]
+        end = [] if self.line_end is None else [self.line_end]
         ids = itertools.chain(first, *(end + line for line in others))
         return np.fromiter(ids, dtype=np.uint32)
 
     def decode(self, ids: np.ndarray) -> bytes:
         """ids [tokens] -> UTF-8."""
-        if self.newline is None:
+        if self.line_end is None:
             return self.decode_line(ids).encode("utf-8")
-        lines = np.split(ids, np.flatnonzero(ids == self.newline))
-        texts = [self.decode_line(line[line != self.newline]) for line in lines]
+        lines = np.split(ids, np.flatnonzero(ids == self.line_end))
+        texts = [self.decode_line(line[line != self.line_end]) for line in lines]
         return "\n".join(texts).encode("utf-8")
 
 
@@ -79,7 +79,7 @@ class SentencePieceTokenizer(LineTokenizer):
 
     kind = "sentencepiece"
 
-    def __init__(self, model: bytes, keep_newline: bool = True):
+    def __init__(self, model: bytes, keep_newline: bool):
         self.files = {MODEL: model}
         self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         super().__init__(self.processor.get_piece_size(), keep_newline)
@@ -130,7 +130,7 @@ class WordTokenizer(LineTokenizer):
 
     kind = "words"
 
-    def __init__(self, words: list[str], keep_newline: bool = True):
+    def __init__(self, words: list[str], keep_newline: bool):
         self.words, self.files = words, {WORDS: "\n".join(words).encode("utf-8")}
         self.ids = {word: index for index, word in enumerate(words)}
         super().__init__(len(words), keep_newline)
@@ -180,15 +180,6 @@ def make_tokenizer(text: Iterator[bytes], total_bytes: int, options: DataOptions
         raise InputError(f"{named} is not a SentencePiece model") from None
 
 
-def load_tokenizer(folder: Path, kind: str, keep_newline: bool):
-    """The tokenizer whose `files` lie in a folder."""
-    if kind == "bytes":
-        return ByteTokenizer(keep_newline)
-    if kind == "words":
-        return WordTokenizer((folder / WORDS).read_text(encoding="utf-8").split("\n"), keep_newline)
-    return SentencePieceTokenizer((folder / MODEL).read_bytes(), keep_newline)
-
-
 def normalise(data: bytes, kind: str, lowercase: bool) -> bytes:
     """What a tokenizer encodes. kind: of the tokenizer. Raises UnicodeDecodeError unless kind is bytes."""
     if kind == "bytes":
@@ -219,7 +210,7 @@ class Vocabulary:
         self.size = len(ids)
         self.ranks = np.argsort(ids).astype(np.uint32)
         self.kind, self.newline = tokenizer.kind, "keep" if tokenizer.keep_newline else "drop"
-        self.line_end = int(self.ranks[tokenizer.newline]) if tokenizer.keep_newline else None
+        self.line_end = int(self.ranks[tokenizer.line_end]) if tokenizer.keep_newline else None
         self.keeps_text = tokenizer.keep_newline and not lowercase
 
     def encode(self, text: str | bytes) -> np.ndarray:
@@ -261,5 +252,11 @@ class Vocabulary:
         for name, digest in content["sha256"].items():
             if not (folder / name).exists() or sha256_of(folder / name) != digest:
                 raise InputError(f"{folder / name} is missing or damaged: it is not the file of {VOCABULARY_FILE}")
-        tokenizer = load_tokenizer(folder, content["tokenizer"], content["newline"] == "keep")
+        kind, keep_newline = content["tokenizer"], content["newline"] == "keep"
+        if kind == "bytes":
+            tokenizer = ByteTokenizer(keep_newline)
+        elif kind == "words":
+            tokenizer = WordTokenizer((folder / WORDS).read_text(encoding="utf-8").split("\n"), keep_newline)
+        else:
+            tokenizer = SentencePieceTokenizer((folder / MODEL).read_bytes(), keep_newline)
         return cls(tokenizer, np.load(folder / TOKENIZER_IDS, allow_pickle=False), content["lowercase"])

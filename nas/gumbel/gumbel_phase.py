@@ -155,16 +155,16 @@ class Schedule:
 class Logits:
     """The logits [N, O], their samples and optimizer, on the CPU: so samples are equal on all devices and ranks."""
 
-    def __init__(
-        self, supernet: TransformerXL, config: Config, runtime: Runtime, costs: CostTable, target: float | None
-    ):
+    def __init__(self, supernet: TransformerXL, config: Config, costs: CostTable, target: float | None):
         self.supernet, self.options, self.costs, self.target = supernet, config.search, costs, target
         self.values = nn.Parameter(torch.zeros(len(supernet.blocks), len(self.options.operations)))
         self.hard, adam = self.options.sampling == "hard", self.options.optimizer
         self.optimizer = torch.optim.Adam([self.values], adam.lr, ADAM_BETAS, weight_decay=adam.weight_decay)
         self.generator = torch.Generator().manual_seed(config.seed ^ SAMPLING_SEED)
         shape = self.values.shape[:1] if self.hard else self.values.shape
-        self.gates = torch.zeros(shape, device=runtime.device)  # in one place, where a CUDA graph reads and writes it
+        self.gates = torch.zeros(
+            shape, device=supernet.embedding.weight.device
+        )  # in one place, where a CUDA graph reads and writes it
         self.gates.grad = torch.zeros_like(self.gates)
 
     @property
@@ -235,7 +235,7 @@ class GumbelPhase(Phase):
         self.stream, self.heldout_stream = open_streams(corpus, config, runtime)
         self.total_steps = count_steps(config, len(corpus.tokens("train")))
         self.schedule = Schedule(self.options, self.total_steps, shared=not self.heldout_stream)
-        self.logits = Logits(supernet, config, runtime, costs, target)
+        self.logits = Logits(supernet, config, costs, target)
         hard, prepare = self.logits.hard, self.logits.set_gates
         self.train_weights = TrainStep(supernet, config.train, self.total_steps, runtime, sampled=hard, prepare=prepare)
         possible = can_replay(supernet, config.train, runtime) and not hard

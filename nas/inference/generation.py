@@ -93,38 +93,37 @@ class Predictor:
     ):
         self.runtime, self.log_p, (self.segment, self.memory) = runtime, None, lengths
         self.decoder = Decoder(model, sum(lengths)) if model else None
-        for start in range(0, len(prompt), self.segment) if model else ():
-            self.read_network(prompt[None, start : start + self.segment].astype(np.int64))
+        self.streams = [mixture.start() for _ in range(samples)] if mixture else []
+        pieces = [prompt[start : start + self.segment] for start in range(0, len(prompt), self.segment)]
+        for piece in pieces:
+            hidden = self.read_network(piece[None].astype(np.int64)) if model else [None]
+            for stream in self.streams:
+                stream.read(piece, hidden[0])
         if model:
             self.decoder.repeat(samples)
             self.log_p = self.log_p.expand(samples, -1)
-        self.streams = [mixture.start() for _ in range(samples)] if mixture else []
-        for stream in self.streams:
-            stream.read(prompt)
 
-    def read_network(self, tokens: np.ndarray | Tensor) -> None:
+    def read_network(self, tokens: np.ndarray | Tensor) -> np.ndarray:
+        """The states [rows, L, D] after tokens [rows, L]."""
         if not self.memory and self.decoder.offset % self.segment == 0:
             self.decoder.restart(len(tokens))
         with self.runtime.autocast(), self.runtime.disable_compile():
             self.log_p = self.decoder.read(torch.as_tensor(tokens, dtype=torch.int64, device=self.runtime.device))
+        return self.decoder.hidden.float().cpu().numpy()
 
     def predict(self) -> Tensor:
         """The log-probabilities of the next token of each sample [samples, V]."""
         if not self.streams:
             return self.log_p
-        network = [(None, None)] * len(self.streams)
-        if self.decoder:
-            hidden = self.decoder.hidden.float().cpu().expand(len(self.streams), -1).numpy()
-            network = zip(self.log_p.float().cpu().numpy(), hidden, strict=True)
-        found = [stream.predict(*own) for stream, own in zip(self.streams, network, strict=True)]
+        network = self.log_p.float().cpu().numpy() if self.decoder else [None] * len(self.streams)
+        found = [stream.predict(log_p) for stream, log_p in zip(self.streams, network, strict=True)]
         return torch.from_numpy(np.stack(found)).float().log()
 
     def read(self, tokens: Tensor) -> None:
         """Read the next token of each sample [samples]."""
-        if self.decoder:
-            self.read_network(tokens[:, None])
-        for stream, token in zip(self.streams, tokens.numpy(), strict=False):
-            stream.read(token[None])
+        hidden = self.read_network(tokens[:, None]) if self.decoder else [None] * len(tokens)
+        for stream, token, state in zip(self.streams, tokens.numpy(), hidden, strict=False):
+            stream.read(token[None], state)
 
 
 def generate_tokens(predictor: Predictor, sampling: Sampling, generator: torch.Generator) -> Iterator[list[int]]:

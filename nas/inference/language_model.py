@@ -171,8 +171,8 @@ class LanguageModel:
             "words_kept": vocabulary.keeps_text and is_text(data) and split_words(decoded) == split_words(data),
         }
 
-        def scored(parts: list[np.ndarray], **more) -> Score:
-            nll = np.concatenate([np.append(np.nan, part) for part in parts])
+        def scored(nlls: list[np.ndarray], **more) -> Score:
+            nll = np.concatenate([np.append(np.nan, one) for one in nlls])
             metrics = text_metrics(float(np.nansum(nll)), int(np.isfinite(nll).sum()), original)
             return Score(lines, ids, line_of, nll, metrics, **more)
 

@@ -43,13 +43,13 @@ class StreamReader:
         network = [(None, None)] * tokens.size
         if self.step:
             log_p, hidden, self.state = self.step(tokens, self.state)
-            network = zip(log_p[0], hidden[0], strict=True)
+            network = zip(log_p[0], hidden[0, :, None], strict=True)
         if not self.stream:
             return log_p
         found = []
-        for token, own in zip(tokens[0], network, strict=True):
-            self.stream.read(token[None])
-            found.append(np.log(self.stream.predict(*own)))
+        for token, (own, state) in zip(tokens[0], network, strict=True):
+            self.stream.read(token[None], state)
+            found.append(np.log(self.stream.predict(own)))
         return np.array([found])
 
     def score(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -175,14 +175,9 @@ def run_task(task: Task, worker: threading.local, stop: threading.Event) -> tupl
     status = wait_for(start_command(task.arguments, task.log, task.log, environment=environment), stop)
     reason = "" if task.result.exists() else f"it did not write {task.result}"
     if status:
-        reason = last_line(task.log, log_start) or f"exit status {status}"
+        said = task.log.read_bytes()[log_start:].decode(errors="replace").splitlines()
+        reason = next((line.strip() for line in reversed(said) if line.strip()), f"exit status {status}")
     return reason, time.monotonic() - began
-
-
-def last_line(path: Path, start: int) -> str:
-    """The last line with text in a file, from the byte `start` on."""
-    text = path.read_bytes()[start:].decode(errors="replace")
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def workers(runtime) -> int:

@@ -94,7 +94,7 @@ def keyed(bits, index):
 
 @njit(cache=True)
 def find(slots, records, key):
-    """The place of a key among the slots, or the free one for it."""
+    """The place of a key among the slots. It holds the index of the key's record; -1: there is none yet."""
     mask = np.uint64(len(slots) - 1)
     place = (key >> np.uint64(4)) & mask
     while slots[place] >= 0 and records[slots[place]].key != key:
@@ -106,12 +106,6 @@ def find(slots, records, key):
 def place_records(slots, records, count):
     for index in range(count):
         slots[find(slots, records, records[index].key)] = index
-
-
-@njit(cache=True)
-def find_record(slots, records, key):
-    """The index of the record of a key; -1: none."""
-    return slots[find(slots, records, key)]
 
 
 @njit(cache=True)
@@ -128,19 +122,19 @@ def describe_context(records, record, unit, features, place, first):
 
 
 @njit(cache=True)
-def find_contexts(orders, records, slots, recent, sizes, contexts):
-    """Write the record of the present context of each order to contexts [orders], -1: none."""
-    hashes = np.zeros(len(recent) + 1, np.uint64)
+def find_contexts(orders, records, slots, recent, sizes):
+    """The record of the present context of each order [orders], -1: none."""
+    hashes, contexts = np.zeros(len(recent) + 1, np.uint64), np.full(len(orders), -1, np.int32)
     hash_recent(recent, hashes)
     for index in range(len(orders)):
-        known = sizes[1] >= orders[index] - 1
-        contexts[index] = find_record(slots, records, keyed(hashes[orders[index] - 1], index)) if known else -1
+        if sizes[1] >= orders[index] - 1:
+            contexts[index] = slots[find(slots, records, keyed(hashes[orders[index] - 1], index))]
+    return contexts
 
 
 @njit(cache=True)
 def describe_next(orders, decays, records, slots, units, recent, sizes, features):
-    contexts = np.zeros(len(orders), np.int32)
-    find_contexts(orders, records, slots, recent, sizes, contexts)
+    contexts = find_contexts(orders, records, slots, recent, sizes)
     for index in range(len(orders)):
         describe_context(records, contexts[index], units[index], features, 0, index * FEATURES)
 
@@ -148,8 +142,7 @@ def describe_next(orders, decays, records, slots, units, recent, sizes, features
 @njit(cache=True)
 def new_record(slots, records, sizes, key):
     index = sizes[0]
-    records[index].key, records[index].count, records[index].top = key, 0.0, 0.0
-    records[index].link, records[index].number = -1, 0
+    records[index].key, records[index].link = key, -1  # the rest of an unused record is 0
     slots[find(slots, records, key)] = index
     sizes[0] += 1
     return np.int32(index)
@@ -165,8 +158,8 @@ def read_tokens(tokens, orders, decays, records, slots, units, recent, sizes, fo
         for index in range(len(orders)):  # apart from the next loop, so that the memory is read for all orders at once
             bits, known = hashes[orders[index] - 1], sizes[1] >= orders[index] - 1
             keys[index, 0], keys[index, 1] = keyed(bits, index), keyed(extend(bits, token), index)
-            contexts[index, 0] = find_record(slots, records, keys[index, 0]) if known else -1
-            contexts[index, 1] = find_record(slots, records, keys[index, 1]) if known else -1
+            for level in range(2):
+                contexts[index, level] = slots[find(slots, records, keys[index, level])] if known else -1
         for index in range(len(orders)):
             context, follower, unit = contexts[index, 0], contexts[index, 1], units[index]
             describe_context(records, context, unit, features, place, index * FEATURES)
@@ -199,8 +192,7 @@ def read_tokens(tokens, orders, decays, records, slots, units, recent, sizes, fo
 
 @njit(cache=True)
 def add_followers(orders, decays, records, slots, units, recent, sizes, weights, out):
-    contexts = np.zeros(len(orders), np.int32)
-    find_contexts(orders, records, slots, recent, sizes, contexts)
+    contexts = find_contexts(orders, records, slots, recent, sizes)
     for index in range(len(orders)):
         context = contexts[index]
         if context >= 0 and records[context].count > 0:

@@ -133,24 +133,9 @@ def link_counts(source: Path, target: Path) -> None:
 @njit(cache=True)
 def find_child(last, starts, node, token):
     """The child of a node with a last token, or -1."""
-    low, end = np.int64(starts[node]), np.int64(starts[node + 1])
-    high = end
-    while low < high:
-        middle = (low + high) >> 1
-        if last[middle] < token:
-            low = middle + 1
-        else:
-            high = middle
-    return low if low < end and last[low] == token else -1
-
-
-@njit(cache=True)
-def longest_context(starts, nodes):
-    """The longest context with children; 0 if there is none. nodes: as in read_counts()."""
-    length = len(nodes) - 1
-    while length > 0 and (nodes[length] < 0 or starts[nodes[length]] == starts[nodes[length] + 1]):
-        length -= 1
-    return length
+    first, end = np.int64(starts[node]), np.int64(starts[node + 1])
+    child = first + np.searchsorted(last[first:end], token)
+    return child if child < end and last[child] == token else -1
 
 
 @njit(cache=True)
@@ -158,8 +143,9 @@ def describe_counts(backoff, starts, nodes, features, place):
     """Write what is known before the next token to features [place]: for each length of a context, whether it is the
     longest one, and if so the logarithm of its number of children and its backoff; at last the logarithm of that.
     """
-    features[place] = 0
-    length = longest_context(starts, nodes)
+    features[place], length = 0, len(nodes) - 1
+    while length > 0 and (nodes[length] < 0 or starts[nodes[length]] == starts[nodes[length] + 1]):
+        length -= 1
     if length:
         node = nodes[length]
         features[place, 3 * length - 3] = 1

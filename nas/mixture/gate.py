@@ -7,23 +7,17 @@ N tokens, P parts, F features.
 import numpy as np
 from numba import njit
 from scipy.optimize import minimize
+from scipy.special import softmax
 
-PRIOR = (
-    0.5  # of the sum of squared weights for standardised features, in nats: they are drawn from a normal distribution
-)
+PRIOR = 0.5  # times the sum of squared weights of standardised features, in nats: a normal distribution
 STEPS = 60  # of L-BFGS
 MOST_TOKENS = 100_000  # that a gate is fitted to
 SMALLEST = 1e-300
-DEVIATIONS = 4  # standard deviations from the mean, see usual_range()
 
 
 def masked_softmax(logits: np.ndarray, votes: np.ndarray) -> np.ndarray:
     """Weights [N, P] of the parts with a vote [N, P]."""
-    weights = np.where(votes, logits, -np.inf)
-    weights -= weights.max(axis=1, keepdims=True)
-    np.exp(weights, out=weights)
-    weights /= weights.sum(axis=1, keepdims=True)
-    return weights
+    return softmax(np.where(votes, logits, -np.inf), axis=1)
 
 
 @njit(cache=True, fastmath={"reassoc", "contract"})
@@ -69,21 +63,11 @@ def penalised_loss(flat: np.ndarray, inputs: np.ndarray, p: np.ndarray, votes: n
     return loss / len(p), gradient.ravel().astype(np.float64) / len(p)
 
 
-def usual_range(features: np.ndarray) -> np.ndarray:
-    """The bounds [2, F] beyond which inputs of a gate are cut off, because it has not been fitted there."""
-    if not len(features):
-        return np.zeros((2, features.shape[1]))
-    mean, reach = features.mean(axis=0), DEVIATIONS * features.std(axis=0)
-    return np.array([mean - reach, mean + reach])
-
-
 def fit_gate(features: np.ndarray, p: np.ndarray, votes: np.ndarray) -> np.ndarray:
     """The weights [F + 1, P] with the lowest penalised_loss() for standardised features. The last row is a bias.
 
     features [N, F]: what is known before a target; p, votes: as there.
     """
-    if not len(p):
-        return np.zeros((features.shape[1] + 1, p.shape[1]))  # equal weights
     mean, deviation = features.mean(axis=0), features.std(axis=0)
     scale = np.where(deviation > 1e-9, 1 / np.maximum(deviation, 1e-9), 0)
     inputs = np.append((features - mean) * scale, np.ones((len(features), 1)), axis=1).astype(np.float32)

@@ -8,42 +8,30 @@ and how surely, and the last hidden state of the network. N tokens, P parts, V v
 
 import hashlib
 import json
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from nas.core.config import Config, MixtureOptions
+from nas.core.config import MixtureOptions
 from nas.core.errors import InputError
-from nas.core.files import atomic_write, read_yaml, write_text
+from nas.core.files import read_yaml, write_text
 from nas.core.run_folder import MIXTURE, RESULTS
 from nas.data.corpus import Corpus
 from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE
 from nas.mixture.cache import FEATURES, Cache, decays_of
-from nas.mixture.counts import (
-    Counts,
-    corpus_counts,
-    count_ngrams,
-    counts_distribution,
-    describe_counts,
-    link_counts,
-    read_counts,
-)
-from nas.mixture.gate import MOST_TOKENS, fit_gate, mix_parts, usual_range
+from nas.mixture.counts import Counts, corpus_counts, counts_distribution, describe_counts, link_counts, read_counts
+from nas.mixture.gate import MOST_TOKENS, fit_gate, mix_parts
+from nas.mixture.states import FEATURES as STATE_FEATURES
+from nas.mixture.states import StateCache, principal_directions
 
-FORMAT = "par-mixture/1"
-FOLDS = 8  # of the training text, see train_nll_without_network()
-TIMED_ROUNDS, TIMED_TOKENS, TIMED_DRAWS = 3, 20_000, 200
+FORMAT = "par-mixture/2"
 SETTINGS, COUNTS = "mixture.json", "counts"
-NETWORK = "network"
-
-
-SAVED = "cache", "counts", "width", "vocab_size", "vocabulary_sha256"  # fields of a mixture in its file
+DEVIATIONS = 4  # standard deviations from the mean, beyond which features are cut off: the gate is not fitted there
+SAVED = "states", "cache", "counts", "width", "vocab_size", "vocabulary_sha256"  # fields of a mixture in its file
+FITTED = "gate", "bounds", "projection"
 
 
 class Seen(NamedTuple):
@@ -60,6 +48,7 @@ class Seen(NamedTuple):
 class Mixture:
     """The parts and the gate."""
 
+    states: int  # of the network, that the cache of states holds; 0: none
     cache: list[int]  # its orders
     counts: int  # their order; 0: none
     width: int  # D; 0: no network
@@ -68,13 +57,14 @@ class Mixture:
     folder: Path  # of the counts
     gate: np.ndarray | None = None  # its weights [F + D + 1, P]; None: not fitted yet
     bounds: np.ndarray | None = None  # of its features [2, F]
+    projection: np.ndarray = field(default_factory=lambda: np.zeros(0))  # of states, see principal_directions()
 
     def __post_init__(self):
         self.table = Counts.load(self.folder) if self.counts else None
-        own = [f"cache {order}" for order in self.cache]
-        self.parts = [NETWORK] * bool(self.width) + own + ["counts"] * bool(self.counts)
-        self.cached = slice(bool(self.width), bool(self.width) + len(own))  # the parts of the cache
-        self.known = FEATURES * len(own)  # the number of its features, which stand first
+        first, own = ["network"] * bool(self.width) + ["states"] * bool(self.states), len(self.cache)
+        self.parts = first + [f"cache {order}" for order in self.cache] + ["counts"] * bool(self.counts)
+        self.cached = slice(len(first), len(first) + own)  # the parts of the cache
+        self.known = FEATURES * own  # the number of its features; those of the counts and of the states follow
 
     def start(self) -> "Stream":
         """A stream that begins."""
@@ -85,9 +75,11 @@ class Mixture:
 
         nll [N], hidden [N, D]: of the network, for each of these tokens; None without one.
         """
-        stream = self.start()
-        stream.read(tokens[:1])
-        seen = stream.read(tokens[1:])
+        if self.states and not self.projection.size:
+            self.projection = principal_directions(hidden)
+        stream, (first, others) = self.start(), (None, None) if hidden is None else (hidden[:1], hidden[1:])
+        stream.read(tokens[:1], first)
+        seen = stream.read(tokens[1:], others)
         if self.width:
             seen.p[:, 0] = np.exp(-nll)
             seen = seen._replace(hidden=hidden)
@@ -97,6 +89,8 @@ class Mixture:
         """Whether each part has a vote [N, P]."""
         votes = np.ones((len(features), len(self.parts)), bool)
         votes[:, self.cached] = features[:, : self.known : FEATURES] > 0
+        if self.states:
+            votes[:, 1] = features[:, -1] > 0
         return votes
 
     def fit(self, seen: Seen) -> np.ndarray:
@@ -111,7 +105,12 @@ class Mixture:
 
     def fit_to(self, seen: Seen) -> None:
         p, features, hidden = (array[:: -(-len(seen.p) // MOST_TOKENS) or 1] for array in seen)
-        self.bounds = usual_range(features)
+        if not len(p):  # equal weights
+            inputs = features.shape[1] + hidden.shape[1] + 1
+            self.bounds, self.gate = np.zeros((2, features.shape[1])), np.zeros((inputs, p.shape[1]))
+            return
+        mean, reach = features.mean(axis=0), DEVIATIONS * features.std(axis=0)
+        self.bounds = np.array([mean - reach, mean + reach])
         inputs = np.append(np.clip(features, *self.bounds), hidden, axis=1)
         self.gate = fit_gate(inputs, p, self.votes(features))
 
@@ -134,8 +133,7 @@ class Mixture:
             "decays": decays_of(self.cache),
             **{name: getattr(self, name) for name in SAVED},
             "counts_sha256": {file.name: sha256_of(file) for file in sorted(folder.glob(f"{COUNTS}/*"))},
-            "gate": self.gate.tolist(),
-            "bounds": self.bounds.tolist(),
+            **{name: getattr(self, name).tolist() for name in FITTED},
         }
         write_text(folder / SETTINGS, json.dumps(content) + "\n")
 
@@ -145,13 +143,14 @@ def open_mixture(options: MixtureOptions, corpus: Corpus, width: int) -> Mixture
 
     Raises InputError if the training text is too short to count.
     """
-    if not options.cache and not options.counts:
+    if not options.cache and not options.counts and not (width and options.states):
         return None
     if (count := len(corpus.tokens("train"))) < options.counts:
         raise InputError(f"the train split has {count} tokens: mixture.counts={options.counts} needs as many")
     counts = corpus_counts(corpus, options.counts) if options.counts else corpus.folder
     digest = vocabulary_digest(corpus.folder / VOCABULARY)
-    return Mixture(options.cache, options.counts, width, corpus.vocab_size, digest, counts)
+    states = options.states if width else 0
+    return Mixture(states, options.cache, options.counts, width, corpus.vocab_size, digest, counts)
 
 
 def load_mixture(folder: Path) -> Mixture | None:
@@ -174,67 +173,7 @@ def load_mixture(folder: Path) -> Mixture | None:
         if not (counts / name).exists() or sha256_of(counts / name) != digest:
             raise InputError(f"{counts / name} is missing or damaged: it is not the file of {SETTINGS}")
     about = {name: content[name] for name in SAVED}
-    return Mixture(**about, folder=counts, gate=np.array(content["gate"]), bounds=np.array(content["bounds"]))
-
-
-def valid_nll_without_network(corpus: Corpus, options: MixtureOptions) -> np.ndarray | None:
-    """The nll [N] of the tokens of valid but the first, in nats, by cache and counts alone; None without counts."""
-
-    def compute() -> np.ndarray:
-        mixture = open_mixture(options, corpus, 0)
-        return mixture.fit(mixture.look(corpus.tokens("valid"), None, None))
-
-    return kept(corpus, "valid", options, compute) if options.counts else None
-
-
-def train_nll_without_network(corpus: Corpus, options: MixtureOptions) -> np.ndarray | None:
-    """The nll [N] of all tokens of train by cache and counts alone, in nats; None without counts, or for short texts.
-
-    The text has FOLDS parts. Each one is a stream, and has counts of the others, so that it is as new as a test text.
-    """
-    tokens = corpus.tokens("train")
-    bounds = np.linspace(0, len(tokens), FOLDS + 1).astype(int)
-
-    def compute() -> np.ndarray:
-        mixture, found = open_mixture(options, corpus, 0), []
-        for start, end in pairwise(bounds):
-            others = np.append(tokens[:start], tokens[end:])
-            mixture.table = count_ngrams(others, corpus.vocab_size, options.counts)
-            seen = mixture.start().read(tokens[start:end])
-            mixture.fit_to(seen)
-            found.append(mixture.mix(seen)[0].astype(np.float32))
-        return np.concatenate(found)
-
-    enough = options.counts and len(tokens) >= FOLDS * options.counts
-    return kept(corpus, "train", options, compute) if enough else None
-
-
-def kept(corpus: Corpus, split: str, options: MixtureOptions, compute: Callable[[], np.ndarray]) -> np.ndarray:
-    """An array that is computed once, and kept beside the tokens of the corpus."""
-    file = corpus.folder / f"{split}-nll-{options.counts}-{'-'.join(map(str, options.cache))}.npy"
-    if not file.exists():
-        with atomic_write(file) as opened:
-            np.save(opened, compute())
-    return np.load(file, mmap_mode="r")
-
-
-def measured_ms(config: Config, corpus: Corpus, width: int) -> float:
-    """Milliseconds that cache and counts add to a token of a network of a width; 0 in training, or without them."""
-    generated, mixture = config.search.latency.timing == "generation", open_mixture(config.beside, corpus, width)
-    if not mixture or config.search.latency.timing == "training":
-        return 0.0
-    tokens, times = corpus.tokens("valid")[: TIMED_DRAWS if generated else TIMED_TOKENS].astype(np.int64), []
-    nll, hidden = np.zeros(len(tokens) - 1), np.zeros((len(tokens) - 1, width), np.float32)
-    mixture.fit_to(mixture.look(tokens, nll, hidden)._replace(hidden=hidden))
-    for _ in range(TIMED_ROUNDS):
-        stream, began = mixture.start(), time.perf_counter()
-        if not generated:
-            mixture.mix(mixture.look(tokens, nll, hidden))
-        for token in tokens if generated else ():
-            stream.predict(np.zeros(mixture.vocab_size, np.float32), np.zeros(width, np.float32))
-            stream.read(token[None])
-        times.append(time.perf_counter() - began)
-    return 1000 * min(times) / len(tokens)
+    return Mixture(**about, folder=counts, **{name: np.array(content[name]) for name in FITTED})
 
 
 def vocabulary_digest(folder: Path) -> str:
@@ -249,35 +188,49 @@ class Stream:
     def __init__(self, mixture: Mixture):
         self.mixture, self.cache = mixture, Cache(mixture.cache)
         self.nodes = np.full(max(1, mixture.counts), -1, np.int64)  # of the counts
+        self.states = StateCache(mixture.projection, mixture.states) if mixture.states else None
+        self.hidden = np.zeros((0, mixture.width), np.float32)  # the state after the last token [0 or 1, D]
 
     def room(self, count: int) -> Seen:
         """Empty arrays for what is known of tokens."""
         mixture = self.mixture
-        sizes = len(mixture.parts), mixture.known + max(0, 3 * mixture.counts - 2), 0
-        return Seen(*(np.zeros((count, size), dtype) for size, dtype in zip(sizes, "dff", strict=True)))
+        features = mixture.known + max(0, 3 * mixture.counts - 2) + STATE_FEATURES * bool(mixture.states)
+        p, features = np.zeros((count, len(mixture.parts))), np.zeros((count, features), np.float32)
+        return Seen(p, features, np.zeros((count, 0), np.float32))
 
-    def read(self, tokens: np.ndarray) -> Seen:
-        """Predict each of the next tokens, and read it. The columns of the network stay empty."""
+    def read(self, tokens: np.ndarray, hidden: np.ndarray | None = None) -> Seen:
+        """Predict each of the next tokens, and read it. The columns of the network stay empty.
+
+        hidden: the states of the network after these tokens [N, D], or after all but the last one; None: no network.
+        """
         mixture, seen, tokens = self.mixture, self.room(len(tokens)), np.ascontiguousarray(tokens, np.int64)
         self.cache.read(tokens, seen.p[:, mixture.cached], seen.features[:, : mixture.known])
         if mixture.counts:
-            read_counts(tokens, *mixture.table, self.nodes, seen.p[:, -1], seen.features[:, mixture.known :])
+            counted = seen.features[:, mixture.known : mixture.known + 3 * mixture.counts - 2]
+            read_counts(tokens, *mixture.table, self.nodes, seen.p[:, -1], counted)
+        if mixture.width:
+            before, unknown = np.append(self.hidden, hidden, axis=0), 1 - len(self.hidden)  # nothing precedes a first
+            if self.states and len(tokens) > unknown:
+                own, features = seen.p[unknown:, 1], seen.features[unknown:, -STATE_FEATURES:]
+                self.states.read(before[: len(tokens) - unknown], tokens[unknown:], own, features)
+            self.hidden = before[-1:]
         return seen
 
-    def predict(self, log_p: np.ndarray | None, hidden: np.ndarray | None) -> np.ndarray:
-        """The distribution of the next token [V]. log_p [V], hidden [D]: of the network."""
-        mixture, seen = self.mixture, self.room(1)
+    def predict(self, log_p: np.ndarray | None) -> np.ndarray:
+        """The distribution of the next token [V]. log_p [V]: that of the network."""
+        mixture, table, seen = self.mixture, self.mixture.table, self.room(1)
         self.cache.describe(seen.features[:, : mixture.known])
         if mixture.counts:
-            table, features = mixture.table, seen.features[:, mixture.known :]
-            describe_counts(table.backoff, table.starts, self.nodes, features, 0)
-        if mixture.width:
-            seen = seen._replace(hidden=hidden[None])
+            counted = seen.features[:, mixture.known : mixture.known + 3 * mixture.counts - 2]
+            describe_counts(table.backoff, table.starts, self.nodes, counted, 0)
+        terms = self.states.terms(self.hidden, seen.features[0, -STATE_FEATURES:]) if self.states else []
         seen.p[:] = 1  # so that the shares are the weights
-        weights, found = mixture.mix(seen)[1][0], np.zeros(mixture.vocab_size)
+        weights, found = mixture.mix(seen._replace(hidden=self.hidden))[1][0], np.zeros(mixture.vocab_size)
         if mixture.counts:
-            counts_distribution(*mixture.table, self.nodes, weights[-1], found)
+            counts_distribution(*table, self.nodes, weights[-1], found)
         if mixture.width:
             found += float(weights[0]) * np.exp(log_p)
+        if len(terms):
+            np.add.at(found, self.states.followers, weights[1] / terms.sum() * terms)
         self.cache.add(weights[mixture.cached], found)
         return found

@@ -10,7 +10,7 @@ from models.transformer_xl import TransformerXL
 from nas.core.config import SHORT_PARTS, Config
 from nas.core.run_folder import RunFolder
 from nas.data.corpus import Corpus
-from nas.mixture.mixture import train_nll_without_network, valid_nll_without_network
+from nas.mixture import without_network
 from nas.training import distributed
 from nas.training.build import check_splits, open_stream
 from nas.training.device import Runtime
@@ -29,7 +29,7 @@ def judge(config: Config, corpus: Corpus, nll: np.ndarray) -> dict:
     """`valid`: the metrics of a network on valid, by the nll [N] of its tokens. `judged`: those by which a search ranks
     networks, of the best mixture with fixed weights of the network, and cache and counts; the same without counts.
     """
-    split, other = corpus.meta["splits"]["valid"], valid_nll_without_network(corpus, config.beside)
+    split, other = corpus.meta["splits"]["valid"], without_network.valid_nll(corpus, config.beside)
     valid = text_metrics(float(nll.sum()), len(nll), split)
     if other is None:
         return {"valid": valid, "judged": valid}
@@ -50,7 +50,7 @@ class RetrainPhase(Phase):
         self.model, self.corpus, self.config, self.runtime = model.to(runtime.device), corpus, config, runtime
         check_splits(config, corpus)
         tokens, short = corpus.tokens("train"), short_share(config)
-        beside = train_nll_without_network(corpus, config.beside) if config.train.residual else None
+        beside = without_network.train_nll(corpus, config.beside) if config.train.residual else None
         self.stream = open_stream(tokens, config, runtime, beside=beside)
         self.total_steps = count_steps(config, len(tokens))
         self.train_weights = TrainStep(model, config.train, self.total_steps, runtime, short_share=short, until=until)

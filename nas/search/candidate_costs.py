@@ -11,7 +11,7 @@ from nas.core.pattern import interleaved
 from nas.costs.flops import batch_shape, count_flops
 from nas.costs.measurement import Sizes, device_conditions, measure_tables, size_conditions, work_conditions
 from nas.data.corpus import Corpus, bytes_per_token, prepare
-from nas.mixture.mixture import measured_ms
+from nas.mixture.without_network import measured_ms
 from nas.search.space import Network, NetworkCosts, candidate_sizes, make_network, with_sizes
 from nas.training.build import open_streams
 from nas.training.device import Runtime

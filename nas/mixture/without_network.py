@@ -1,0 +1,76 @@
+"""What cache and counts alone predict of a text. Trials are judged beside it, and networks learn most where it fails."""
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+
+from nas.core.config import Config, MixtureOptions
+from nas.core.files import atomic_write
+from nas.data.corpus import Corpus
+from nas.mixture.counts import count_ngrams
+from nas.mixture.mixture import open_mixture
+
+FOLDS = 8  # of the training text, see train_nll()
+TIMED_ROUNDS, TIMED_TOKENS, TIMED_DRAWS = 3, 20_000, 200
+
+
+def valid_nll(corpus: Corpus, options: MixtureOptions) -> np.ndarray | None:
+    """The nll [N] of the tokens of valid but the first, in nats, by cache and counts alone; None without counts."""
+
+    def compute() -> np.ndarray:
+        mixture = open_mixture(options, corpus, 0)
+        return mixture.fit(mixture.look(corpus.tokens("valid"), None, None))
+
+    return kept(corpus, "valid", options, compute) if options.counts else None
+
+
+def train_nll(corpus: Corpus, options: MixtureOptions) -> np.ndarray | None:
+    """The nll [N] of all tokens of train by cache and counts alone, in nats; None without counts, or for short texts.
+
+    The text has FOLDS parts. Each one is a stream, and has counts of the others, so that it is as new as a test text.
+    """
+    tokens = corpus.tokens("train")
+    bounds = np.linspace(0, len(tokens), FOLDS + 1).astype(int)
+
+    def compute() -> np.ndarray:
+        mixture, found = open_mixture(options, corpus, 0), []
+        for start, end in pairwise(bounds):
+            others = np.append(tokens[:start], tokens[end:])
+            mixture.table = count_ngrams(others, corpus.vocab_size, options.counts)
+            seen = mixture.start().read(tokens[start:end])
+            mixture.fit_to(seen)
+            found.append(mixture.mix(seen)[0].astype(np.float32))
+        return np.concatenate(found)
+
+    enough = options.counts and len(tokens) >= FOLDS * options.counts
+    return kept(corpus, "train", options, compute) if enough else None
+
+
+def kept(corpus: Corpus, split: str, options: MixtureOptions, compute: Callable[[], np.ndarray]) -> np.ndarray:
+    """An array that is computed once, and kept beside the tokens of the corpus."""
+    file = corpus.folder / f"{split}-nll-{options.counts}-{'-'.join(map(str, options.cache))}.npy"
+    if not file.exists():
+        with atomic_write(file) as opened:
+            np.save(opened, compute())
+    return np.load(file, mmap_mode="r")
+
+
+def measured_ms(config: Config, corpus: Corpus, width: int) -> float:
+    """Milliseconds that cache and counts add to a token of a network of a width; 0 in training, or without them."""
+    generated, mixture = config.search.latency.timing == "generation", open_mixture(config.beside, corpus, width)
+    if not mixture or config.search.latency.timing == "training":
+        return 0.0
+    tokens, times = corpus.tokens("valid")[: TIMED_DRAWS if generated else TIMED_TOKENS].astype(np.int64), []
+    nll, hidden = np.zeros(len(tokens) - 1), np.zeros((len(tokens) - 1, width), np.float32)
+    mixture.fit_to(mixture.look(tokens, nll, hidden))
+    for _ in range(TIMED_ROUNDS):
+        stream, began = mixture.start(), time.perf_counter()
+        if not generated:
+            mixture.mix(mixture.look(tokens, nll, hidden))
+        for token in tokens if generated else ():
+            stream.read(token[None], hidden[:1])
+            stream.predict(np.zeros(mixture.vocab_size, np.float32))
+        times.append(time.perf_counter() - began)
+    return 1000 * min(times) / len(tokens)
