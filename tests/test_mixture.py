@@ -295,9 +295,9 @@ def test_the_code_of_the_onnx_card_mixes_in_numpy(mixed):
     log_p, hidden = network_of(stream, model.tokenizer.size, model.config.model.d_model)
     reader = model.mixture.start()
     for token, *network in zip(stream[:-1], log_p, hidden, strict=True):
-        own.add(int(token))
+        own.add(int(token), network[1])
         reader.read(np.array([token]), network[1][None])
-        np.testing.assert_allclose(own.mix(*network), reader.predict(network[0]), rtol=1e-4, atol=1e-12)
+        np.testing.assert_allclose(own.mix(network[0]), reader.predict(network[0]), rtol=1e-4, atol=1e-12)
 
 
 @pytest.mark.slow
