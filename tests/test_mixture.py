@@ -22,7 +22,7 @@ from nas.inference.harness import Harness
 from nas.mixture.cache import DECAYS, FEATURES, Cache
 from nas.mixture.counts import USUAL_DISCOUNTS, Counts, count_ngrams, counts_distribution, read_counts
 from nas.mixture.gate import masked_softmax, penalised_loss
-from nas.mixture.mixture import Seen, load_mixture, open_mixture
+from nas.mixture.mixture import Seen, Stream, load_mixture, open_mixture
 from tests.processes import refuse, succeed
 
 V, ORDERS = 12, [1, 2, 3, 5]
@@ -160,7 +160,7 @@ def test_token_by_token_equals_all_at_once_and_sums_to_one(corpus, options, widt
         assert crossed[judged] == pytest.approx(mixture.mix(Seen(*(array[judged] for array in seen)))[0])
     mixture.gate, mixture.bounds = own
     np.testing.assert_allclose(shares.sum(axis=1), 1)
-    reader = mixture.start()
+    reader = Stream(mixture)
     reader.read(stream[:1])
     for place, token in enumerate(stream[1:200]):
         p = reader.predict(*((log_p[place], hidden[place].astype(np.float32)) if width else (None, None)))
@@ -271,7 +271,7 @@ def test_the_code_of_the_onnx_card_mixes_in_numpy(mixed):
     exec(code.replace("FOLDER", str(folder)), names)
     stream, own = random_stream(300) + 20, names["Stream"]()
     log_p, hidden = network_of(stream, model.tokenizer.size, model.config.model.d_model)
-    reader = model.mixture.start()
+    reader = Stream(model.mixture)
     for token, *network in zip(stream[:-1], log_p, hidden.astype(np.float32), strict=True):
         own.add(int(token))
         reader.read(np.array([token]))

@@ -11,7 +11,7 @@ from models.stream import Decoder
 from models.transformer_xl import TransformerXL
 from nas.core.errors import InputError
 from nas.data.vocabulary import Vocabulary
-from nas.mixture.mixture import Mixture
+from nas.mixture.mixture import Mixture, Stream
 from nas.training.device import Runtime
 
 
@@ -98,7 +98,7 @@ class Predictor:
         if model:
             self.decoder.repeat(samples)
             self.log_p = self.log_p.expand(samples, -1)
-        self.streams = [mixture.start() for _ in range(samples)] if mixture else []
+        self.streams = [Stream(mixture) for _ in range(samples)] if mixture else []
         for stream in self.streams:
             stream.read(prompt)
 

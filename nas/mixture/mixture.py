@@ -2,8 +2,8 @@
 
     p(token) = sum over parts of w_part * p_part(token)
 
-The weights w come from a gate, which sees only what is known before the token: which orders know the context, how often
-and how surely, and the last hidden state of the network. N tokens, P parts, V vocabulary, D width of the network.
+docs/mixture.md defines the parts and the gate, which gives the weights w. N tokens, P parts, V vocabulary, D width of
+the network.
 """
 
 import hashlib
@@ -61,16 +61,12 @@ class Mixture:
         self.cached = slice(bool(self.width), bool(self.width) + len(own))  # the parts of the cache
         self.known = FEATURES * len(own)  # the number of its features, which stand first
 
-    def start(self) -> "Stream":
-        """A stream that begins."""
-        return Stream(self)
-
     def look(self, tokens: np.ndarray, nll: np.ndarray | None, hidden: np.ndarray | None) -> Seen:
         """What the parts predict of tokens[1:], of a stream that begins with tokens [N + 1].
 
         nll [N], hidden [N, D]: of the network, for each of these tokens; None without one.
         """
-        stream = self.start()
+        stream = Stream(self)
         stream.read(tokens[:1])
         seen = stream.read(tokens[1:])
         if self.width:
