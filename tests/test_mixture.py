@@ -22,7 +22,7 @@ from nas.inference.harness import Harness
 from nas.mixture.cache import DECAYS, FEATURES, Cache
 from nas.mixture.counts import USUAL_DISCOUNTS, Counts, count_ngrams, counts_distribution, read_counts
 from nas.mixture.gate import masked_softmax, penalised_loss
-from nas.mixture.mixture import Seen, load_mixture, open_mixture
+from nas.mixture.mixture import Seen, Stream, load_mixture, open_mixture
 from nas.mixture.states import StateCache, principal_directions
 from tests.processes import refuse, succeed
 
@@ -166,7 +166,9 @@ def network_of(stream: np.ndarray, size: int, width: int = 3):
 
 
 @pytest.mark.parametrize("width", [3, 0])
-@pytest.mark.parametrize("options", [{}, {"states": 50, "cache": [], "counts": 2}, {"states": 0, "cache": [2], "counts": 0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"states": 50, "cache": [], "counts": 2}, {"states": 0, "cache": [2], "counts": 0}], ids=str
+)
 def test_token_by_token_equals_all_at_once_and_sums_to_one(corpus, options, width):
     if not width and options.get("counts") == 0:
         pytest.skip("a cache alone has no vote at first")
@@ -182,7 +184,7 @@ def test_token_by_token_equals_all_at_once_and_sums_to_one(corpus, options, widt
         assert crossed[judged] == pytest.approx(mixture.mix(Seen(*(array[judged] for array in seen)))[0])
     mixture.gate, mixture.bounds = own
     np.testing.assert_allclose(shares.sum(axis=1), 1)
-    reader = mixture.start()
+    reader = Stream(mixture)
     reader.read(stream[:1], hidden[:1] if width else None)
     for place, token in enumerate(stream[1:200]):
         p = reader.predict(log_p[place] if width else None)
@@ -293,7 +295,7 @@ def test_the_code_of_the_onnx_card_mixes_in_numpy(mixed):
     exec(code.replace("FOLDER", str(folder)), names)
     stream, own = random_stream(300) + 20, names["Stream"]()
     log_p, hidden = network_of(stream, model.tokenizer.size, model.config.model.d_model)
-    reader = model.mixture.start()
+    reader = Stream(model.mixture)
     for token, *network in zip(stream[:-1], log_p, hidden, strict=True):
         own.add(int(token), network[1])
         reader.read(np.array([token]), network[1][None])

@@ -1,12 +1,7 @@
 """Attention to sets of keys: strided and fixed sparse attention at a cost of n * sqrt(n) (Child et al. 2019,
 arXiv 1904.10509, section 4.3), and sliding-window attention at a cost of n (arXiv 2004.05150, section 3.1).
 
-The stream is divided into rows of l = `stride` or `window` positions. A query attends to one or two sets of past keys:
-
-- strided: LocalWindow and StridedColumn;
-- fixed: LocalBlock and SummaryColumns;
-- window: LocalWindow.
-
+The stream is divided into rows of l = `stride` or `window` positions. A query attends to one or two sets of past keys.
 One softmax covers the union of both sets, unlike the paper's variants that give each set half of the heads, or
 alternate them between blocks (section 5.1). Rows are counted from the start of the stream, so its division into
 segments does not change the sets.
@@ -119,16 +114,6 @@ class Layout(NamedTuple):
     first: int
 
 
-def lay_out(keys: int, length: int, start: int, stride: int) -> Layout:
-    """Layout whose rows begin where the stream's rows begin. start: positions of the stream before the segment."""
-    before = (start + length - keys) % stride
-    if before + keys - length < stride:  # LocalWindow reads the row before the queries' rows
-        before += stride
-    rows = -(-(before + keys) // stride)
-    first_row, first = divmod(before + keys - length, stride)
-    return Layout(before, rows * stride - before - keys, rows, rows - first_row, first)
-
-
 def additive_mask(allowed: Tensor, dtype) -> Tensor:
     """0 where allowed, else MASKED."""
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, MASKED)
@@ -190,7 +175,13 @@ class SparseAttention(RelativeAttention):
 
     def blocked(self, context: Tensor, length: int, segment: Segment) -> Tensor:
         """forward() in groups, for many keys."""
-        layout = lay_out(context.shape[1], length, segment.start, self.stride)
+        keys, stride = context.shape[1], self.stride
+        before = (segment.start + length - keys) % stride  # rows begin where the stream's rows begin
+        if before + keys - length < stride:  # LocalWindow reads the row before the queries' rows
+            before += stride
+        rows = -(-(before + keys) // stride)
+        first_row, first = divmod(before + keys - length, stride)
+        layout = Layout(before, rows * stride - before - keys, rows, rows - first_row, first)
         if layout.before or layout.after:
             context = F.pad(context, (0, 0, layout.before, layout.after))  # [B, S * l, D]
         asking = context[:, -layout.query_rows * self.stride :]  # [B, R * l, D]

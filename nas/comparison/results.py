@@ -1,8 +1,4 @@
-"""Results of a comparison, and claims: the control against each other network, with a verdict and evidence.
-
-Dunnett's test decides. Verdicts: `better` or `worse` if p < 0.05; `no worse` if the interval of the difference ends
-below the margin of the comparison; else `not shown`.
-"""
+"""Results of a comparison, and claims: the control against each other network, with a verdict and evidence."""
 
 import math
 from dataclasses import dataclass

@@ -93,11 +93,6 @@ def pi_warnings(history: list[dict]) -> list[str]:
     return warnings
 
 
-def entropy(pi: np.ndarray) -> np.ndarray:
-    """Entropy in nats over the last axis: pi [..., O] -> [...]."""
-    return -np.where(pi > 0, pi * np.log(np.where(pi > 0, pi, 1)), 0).sum(axis=-1)
-
-
 def undecided_message(block: int, first: str, second: str, margin: float) -> str:
     """The message that a block has no clear choice. margin: probability of `first`, the likelier, less `second`'s."""
     if margin < TIED_MARGIN:

@@ -73,8 +73,7 @@ class LineTokenizer:
 class SentencePieceTokenizer(LineTokenizer):
     """Pieces of a SentencePiece model (Kudo and Richardson 2018, arXiv 1808.06226).
 
-    Its unigram training gives no piece to a string that the same character always follows. Where spaces surround every
-    word and mark, as in WikiText, it lacks many words, and needs a quarter more tokens than BPE.
+    Unigram gives no piece to a string that the same character always follows, such as a word before spaces in WikiText.
     """
 
     kind = "sentencepiece"
@@ -111,18 +110,14 @@ class SentencePieceTokenizer(LineTokenizer):
                 minloglevel=2,
             )
         except RuntimeError as error:
-            raise InputError(training_message(str(error), vocab_size, keep_newline)) from None
+            message, given = f"the pieces could not be learned from this text: {error}", f"data.vocab_size={vocab_size}"
+            if largest := re.search(r"value <= (\d+)", str(error)):
+                message = f"{given} is too large for this corpus: give at most {int(largest[1]) + keep_newline}"
+            elif smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
+                needed = int(smallest[1]) + keep_newline
+                message = f"{given} is too small: the 256 bytes and the text's characters need {needed}"
+            raise InputError(message) from None
         return cls(model.getvalue(), keep_newline)
-
-
-def training_message(reason: str, vocab_size: int | None, extra: int) -> str:
-    """Turn a SentencePiece training error into one about options. extra: number of tokens that are not pieces."""
-    if largest := re.search(r"value <= (\d+)", reason):
-        return f"data.vocab_size={vocab_size} is too large for this corpus: give at most {int(largest[1]) + extra}"
-    if smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason):
-        needed = int(smallest[1]) + extra
-        return f"data.vocab_size={vocab_size} is too small: the 256 bytes and the text's characters need {needed}"
-    return f"the pieces could not be learned from this text: {reason}"
 
 
 class WordTokenizer(LineTokenizer):

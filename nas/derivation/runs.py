@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import entr, stdtrit
 
 from nas.core.config import SEEDS, Config, config_of, flat_config, marked
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
-from nas.core.outcome import MARGIN, TIED_MARGIN, entropy, read_pi, undecided_message
+from nas.core.outcome import MARGIN, TIED_MARGIN, read_pi, undecided_message
 from nas.core.pattern import FORMAT, read_pattern, resolve_block, shape_of
 from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, OUTCOME, PATTERN
 from nas.costs.budget import as_ratio, likeliest_pattern, log_pi, patterns_within
@@ -132,7 +132,7 @@ def block_confidence(operations: list[str], pi: np.ndarray, chosen: int) -> dict
         "operation": operations[chosen],
         "pi": {name: round(float(p), 6) for name, p in zip(operations, mean, strict=True)},
         "margin": round(float(mean[chosen]), 6),
-        "entropy": round(float(entropy(mean)), 6),
+        "entropy": round(float(entr(mean).sum()), 6),  # in nats
     }
     if seeds > 1:
         record["agreement"] = round(float((pi.argmax(axis=1) == chosen).mean()), 4)

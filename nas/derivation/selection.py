@@ -67,20 +67,17 @@ class RunLatency:
         try:
             corpus = Corpus(prepare(self.config.data))
             check_text(run, data_digests(corpus.meta))
-            self.table = self.current_costs(run, corpus).table(*sizes)
+            trials = run / TRIALS / CONFIG  # its values of auto are for any size
+            config = load_config(trials if trials.exists() else run / CONFIG, [])
+            if not config.search.latency.in_milliseconds:
+                config = with_latency(config, source="measured")
+            # They are measured again if they are from another device or for other sizes.
+            costs = find_costs(candidates_of(config, sizes[0] or corpus.vocab_size, sizes[1]), file, self.runtime)
+            self.table = costs.table(*sizes)
             self.corpus = None if self.config.search.latency.table else corpus
         except (InputError, RunError) as error:
             print(f"NOTICE: latencies come from {file} and are not measured again: {error}")
             self.table = NetworkCosts.read(file).table(*sizes)
-
-    def current_costs(self, run: Path, corpus: Corpus) -> NetworkCosts:
-        """The costs of the run, measured again if they are from another device or for other sizes."""
-        trials = run / TRIALS / CONFIG  # its values of auto are for any size
-        config = load_config(trials if trials.exists() else run / CONFIG, [])
-        if not config.search.latency.in_milliseconds:
-            config = with_latency(config, source="measured")
-        shape = self.config.data.vocab_size or corpus.vocab_size, self.config.model.d_model
-        return find_costs(candidates_of(config, *shape), run / LATENCY, self.runtime)
 
     def of(self, pattern: list[str]) -> dict:
         """Predicted and measured latency, and the conditions of both, in the form of pattern files."""
@@ -100,7 +97,12 @@ def print_choice(choice: Choice, pattern: dict, costs: CostTable) -> None:
     print(confidence_table(pattern))
     for warning in confidence_warnings(pattern):
         print(f"WARNING: {warning}")
-    print_spread(choice, costs)
+    if len(choice.runs) > 1:
+        patterns = [likeliest_pattern(run.pi, run.operations, costs, choice.budget) for run in choice.runs]
+        for run, likeliest in zip(choice.runs, patterns, strict=True):
+            print(f"{run.path}: {abbreviate(likeliest)}")
+        differing = [sum(a != b for a, b in zip(one, two, strict=True)) for one, two in combinations(patterns, 2)]
+        print(f"{np.mean(differing):.1f} of {len(choice.runs[0].pi)} blocks differ between two of these patterns")
     blocks = pattern["blocks"]
     same = f" (the network {abbreviate_network(blocks)}, because identity does nothing)" if "identity" in blocks else ""
     print(f"pattern {abbreviate(blocks)}: {', '.join(blocks)}{same}")
@@ -155,17 +157,6 @@ def decision(record: dict) -> str:
     if record["margin"] < 0:
         return f"pi prefers {record['second']}"
     return "decided" if "agreement" in record else ""
-
-
-def print_spread(choice: Choice, costs: CostTable) -> None:
-    """Print the likeliest pattern of each run, and how much they differ, if there are several."""
-    if len(choice.runs) == 1:
-        return
-    patterns = [likeliest_pattern(run.pi, run.operations, costs, choice.budget) for run in choice.runs]
-    for run, pattern in zip(choice.runs, patterns, strict=True):
-        print(f"{run.path}: {abbreviate(pattern)}")
-    differing = [sum(a != b for a, b in zip(one, two, strict=True)) for one, two in combinations(patterns, 2)]
-    print(f"{np.mean(differing):.1f} of {len(choice.runs[0].pi)} blocks differ between two of these patterns")
 
 
 def pareto_table(patterns: list[dict], costs: CostTable) -> str:

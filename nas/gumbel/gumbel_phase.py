@@ -18,6 +18,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from scipy.special import entr
 from torch import Tensor, nn
 
 from models.operations.operation import BlockConfig, Segment, State, as_memory, extend, limit
@@ -25,7 +26,6 @@ from models.operations.registry import build_operation
 from models.transformer_xl import Memories, TransformerXL
 from nas.core.config import Config, SearchOptions
 from nas.core.errors import InputError
-from nas.core.outcome import entropy
 from nas.core.pattern import abbreviate, resolve_block
 from nas.core.run_folder import PI, RunFolder
 from nas.costs.cost_table import MILLISECONDS, CostTable
@@ -283,7 +283,7 @@ class GumbelPhase(Phase):
         pi = self.logits.pi
         scalars = super().scalars(step) | {
             "temperature": self.temperature,
-            "entropy": float(entropy(pi).mean()),
+            "entropy": float(entr(pi).sum(axis=1).mean()),
             "cost_ratio": float(self.costs.expected_ratio(pi, self.options.operations)),
         }
         return scalars if self.heldout_nll is None else scalars | {"heldout_nll": self.heldout_nll}

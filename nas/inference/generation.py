@@ -11,7 +11,7 @@ from models.stream import Decoder
 from models.transformer_xl import TransformerXL
 from nas.core.errors import InputError
 from nas.data.vocabulary import Vocabulary
-from nas.mixture.mixture import Mixture
+from nas.mixture.mixture import Mixture, Stream
 from nas.training.device import Runtime
 
 
@@ -93,7 +93,7 @@ class Predictor:
     ):
         self.runtime, self.log_p, (self.segment, self.memory) = runtime, None, lengths
         self.decoder = Decoder(model, sum(lengths)) if model else None
-        self.streams = [mixture.start() for _ in range(samples)] if mixture else []
+        self.streams = [Stream(mixture) for _ in range(samples)] if mixture else []
         pieces = [prompt[start : start + self.segment] for start in range(0, len(prompt), self.segment)]
         for piece in pieces:
             hidden = self.read_network(piece[None].astype(np.int64)) if model else [None]

@@ -107,7 +107,12 @@ class LanguageModel:
             raise InputError(f"{tokens} tokens of {samples} samples: give at least 0 tokens and 1 sample")
         if seed is not None and not 0 <= seed < 2**63:
             raise InputError(f"seed {seed} must be from 0 to 2**63 - 1")
-        ids = self.encode_prompt(prompt)
+        if not len(ids := self.tokenizer.encode(prompt)):
+            if self.config.model.grid:
+                raise InputError("a model of images cannot begin after a line end; give the first bytes of an image")
+            if self.tokenizer.line_end is None:
+                raise InputError("the prompt has no tokens, and the vocabulary has no line end; give another prompt")
+            ids = np.array([self.tokenizer.line_end])
         generator = torch.Generator()
         generator.seed() if seed is None else generator.manual_seed(seed)
         writers = [TextWriter(self.tokenizer, ids) for _ in range(samples)]
@@ -120,17 +125,6 @@ class LanguageModel:
             yield [writer.rest() for writer in writers]
 
         return pieces()
-
-    def encode_prompt(self, prompt: str | bytes) -> np.ndarray:
-        """The tokens [tokens] of a prompt."""
-        ids = self.tokenizer.encode(prompt)
-        if len(ids):
-            return ids
-        if self.config.model.grid:
-            raise InputError("a model of images cannot begin after a line end; give the first bytes of an image")
-        if self.tokenizer.line_end is None:
-            raise InputError("the prompt has no tokens, and the vocabulary has no line end; give another prompt")
-        return np.array([self.tokenizer.line_end])
 
     def read_network(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """What read_text() returns for a stream; empty for a single token. None without a network."""

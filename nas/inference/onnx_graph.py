@@ -14,7 +14,7 @@ from nas.data.corpus import Corpus
 from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE
 from nas.inference.language_model import LanguageModel
-from nas.mixture.mixture import Mixture
+from nas.mixture.mixture import Mixture, Stream
 from nas.retraining.weights import GRAPH
 from nas.training.evaluation import evaluation_lengths, text_metrics
 
@@ -36,7 +36,7 @@ class StreamReader:
         self.restart()
 
     def restart(self) -> None:
-        self.state, self.stream = self.first, self.mixture and self.mixture.start()
+        self.state, self.stream = self.first, self.mixture and Stream(self.mixture)
 
     def read(self, tokens: np.ndarray) -> np.ndarray:
         """Read the next tokens [1, L]. Returns the log-probabilities after each of them [1, L, V]."""
@@ -82,10 +82,9 @@ def graph_reader(folder: Path, mixture: Mixture | None = None) -> StreamReader:
     about = session.get_modelmeta().custom_metadata_map
     if not own.items() <= about.items():
         raise InputError(f"{folder / GRAPH}, {START} and {VOCABULARY} are not of one export; export the run again")
-
     outputs = ["log_probabilities", "hidden", *(f"next_{name}" for name in first)]
 
-    def step(tokens: np.ndarray, state: dict) -> tuple[np.ndarray, dict]:
+    def step(tokens: np.ndarray, state: dict) -> tuple[np.ndarray, np.ndarray, dict]:
         log_p, hidden, *after = session.run(outputs, {"tokens": tokens} | state)
         return log_p, hidden, dict(zip(first, after, strict=True))
 
@@ -96,7 +95,7 @@ def model_reader(network: StreamModel, segment: int, mixture: Mixture | None = N
     """The reader of a model, on the CPU."""
 
     @torch.inference_mode()
-    def step(tokens: np.ndarray, state: dict) -> tuple[np.ndarray, dict]:
+    def step(tokens: np.ndarray, state: dict) -> tuple[np.ndarray, np.ndarray, dict]:
         log_p, hidden, after = network(torch.from_numpy(tokens), state)
         return log_p.numpy(), hidden.numpy(), after
 

@@ -1,12 +1,9 @@
 """The cache: for each order n, decayed counts of what followed the last n - 1 tokens in the stream so far (Kuhn and De
 Mori 1990, "A Cache-Based Natural Language Model for Speech Recognition"; Grave et al. 2017, arXiv 1612.04426).
 
-A count of age a has the weight decay ** a; every token of the stream is one step of age. An order gives a token its
-share of the counts of the present context. It has no vote if it has not seen the context, or if its stream has fewer
-than n - 1 tokens.
-
-Records of contexts and of their followers lie in one array, found by a hash table with open addressing. Counts are
-kept in units of the present weight, which grows by 1 / decay with each token, so that old ones need no work.
+docs/mixture.md defines it. Records of contexts and of their followers lie in one array, found by a hash table with open
+addressing. Counts are kept in units of the present weight, which grows by 1 / decay with each token, so that old ones
+need no work.
 """
 
 import numpy as np
@@ -45,8 +42,7 @@ class Cache:
         if needed > size:
             while size < needed:
                 size *= 2
-            records, self.records = self.records[: self.sizes[0]], np.zeros(size, RECORD)
-            self.records[: len(records)] = records
+            self.records = np.append(self.records, np.zeros(size - len(self.records), RECORD))
             self.slots = np.full(2 * size, -1, np.int32)
             place_records(self.slots, self.records, self.sizes[0])
 

@@ -131,14 +131,6 @@ def link_counts(source: Path, target: Path) -> None:
 
 
 @njit(cache=True)
-def find_child(last, starts, node, token):
-    """The child of a node with a last token, or -1."""
-    first, end = np.int64(starts[node]), np.int64(starts[node + 1])
-    child = first + np.searchsorted(last[first:end], token)
-    return child if child < end and last[child] == token else -1
-
-
-@njit(cache=True)
 def describe_counts(backoff, starts, nodes, features, place):
     """Write what is known before the next token to features [place]: for each length of a context, whether it is the
     longest one, and if so the logarithm of its number of children and its backoff; at last the logarithm of that.
@@ -167,7 +159,10 @@ def read_counts(tokens, last, p, backoff, starts, nodes, found, features):
         for length in range(highest, 0, -1):
             node, child = nodes[length], np.int64(-1)
             if node >= 0:
-                child = find_child(last, starts, node, token)
+                begin, end = np.int64(starts[node]), np.int64(starts[node + 1])
+                index = begin + np.searchsorted(last[begin:end], token)
+                if index < end and last[index] == token:
+                    child = index
                 if not known and child >= 0:
                     found[place], known = factor * p[child], True
                 elif not known:

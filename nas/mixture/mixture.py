@@ -2,8 +2,8 @@
 
     p(token) = sum over parts of w_part * p_part(token)
 
-The weights w come from a gate, which sees only what is known before the token: which orders know the context, how often
-and how surely, and the last hidden state of the network. N tokens, P parts, V vocabulary, D width of the network.
+docs/mixture.md defines the parts and the gate, which gives the weights w. N tokens, P parts, V vocabulary, D width of
+the network.
 """
 
 import hashlib
@@ -66,10 +66,6 @@ class Mixture:
         self.cached = slice(len(first), len(first) + own)  # the parts of the cache
         self.known = FEATURES * own  # the number of its features; those of the counts and of the states follow
 
-    def start(self) -> "Stream":
-        """A stream that begins."""
-        return Stream(self)
-
     def look(self, tokens: np.ndarray, nll: np.ndarray | None, hidden: np.ndarray | None) -> Seen:
         """What the parts predict of tokens[1:], of a stream that begins with tokens [N + 1].
 
@@ -77,7 +73,7 @@ class Mixture:
         """
         if self.states and not self.projection.size:
             self.projection = principal_directions(hidden)
-        stream, (first, others) = self.start(), (None, None) if hidden is None else (hidden[:1], hidden[1:])
+        stream, (first, others) = Stream(self), (None, None) if hidden is None else (hidden[:1], hidden[1:])
         stream.read(tokens[:1], first)
         seen = stream.read(tokens[1:], others)
         if self.width:

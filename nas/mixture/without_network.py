@@ -10,7 +10,7 @@ from nas.core.config import Config, MixtureOptions
 from nas.core.files import atomic_write
 from nas.data.corpus import Corpus
 from nas.mixture.counts import count_ngrams
-from nas.mixture.mixture import open_mixture
+from nas.mixture.mixture import Stream, open_mixture
 
 FOLDS = 8  # of the training text, see train_nll()
 TIMED_ROUNDS, TIMED_TOKENS, TIMED_DRAWS = 3, 20_000, 200
@@ -39,7 +39,7 @@ def train_nll(corpus: Corpus, options: MixtureOptions) -> np.ndarray | None:
         for start, end in pairwise(bounds):
             others = np.append(tokens[:start], tokens[end:])
             mixture.table = count_ngrams(others, corpus.vocab_size, options.counts)
-            seen = mixture.start().read(tokens[start:end])
+            seen = Stream(mixture).read(tokens[start:end])
             mixture.fit_to(seen)
             found.append(mixture.mix(seen)[0].astype(np.float32))
         return np.concatenate(found)
@@ -66,7 +66,7 @@ def measured_ms(config: Config, corpus: Corpus, width: int) -> float:
     nll, hidden = np.zeros(len(tokens) - 1), np.zeros((len(tokens) - 1, width), np.float32)
     mixture.fit_to(mixture.look(tokens, nll, hidden))
     for _ in range(TIMED_ROUNDS):
-        stream, began = mixture.start(), time.perf_counter()
+        stream, began = Stream(mixture), time.perf_counter()
         if not generated:
             mixture.mix(mixture.look(tokens, nll, hidden))
         for token in tokens if generated else ():

@@ -13,10 +13,11 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
+from scipy.special import entr
 
 from models.operations.registry import OPERATIONS
 from nas.comparison.results import NetworkResult, choose_metric, mean_and_standard_error
-from nas.core.outcome import TIED_MARGIN, entropy
+from nas.core.outcome import TIED_MARGIN
 from nas.core.pattern import abbreviate, unit_of
 
 matplotlib.use("Agg")
@@ -101,7 +102,6 @@ def gains_figure(results: dict, path: Path) -> None:
 
 
 SHOWN = 2.5  # networks without trials are shown up to this many times the distance of the reference
-MARKS = ("s", "reference", NAVY), ("*", "chosen", RED)
 
 
 def networks_figure(choice: dict, trained: list[tuple[str, float, float]], path: Path) -> None:
@@ -134,7 +134,7 @@ def networks_figure(choice: dict, trained: list[tuple[str, float, float]], path:
     handles.append(Line2D([], [], color=GREY, linestyle=":", label="best" + ", predicted" * bool(tried)))
     handles += [Line2D([], [], color="black", markerfacecolor="none", label="trial", **dot)] * bool(tried)
     handles += [Line2D([], [], color=GREY, linestyle="--", label="budget")]
-    for (marker, title, colour), key in zip(MARKS, ("reference", "network"), strict=True):
+    for key, title, marker, colour in (("reference", "reference", "s", NAVY), ("network", "chosen", "*", RED)):
         for one in (one for one in networks if key in choice and choice[key].items() <= one.items()):
             style = {"marker": marker, "markersize": 11, "markerfacecolor": "none", "linestyle": "", "color": colour}
             label = f"{title}: {one['vocab_size']:,}, width {one['d_model']}, {abbreviate(one['blocks'])}"
@@ -256,7 +256,7 @@ class PiPicture:
             number = "" if tie else f"{row[best]:.2f}".lstrip("0")
             text.set(x=index, y=best, text=number, color="white" if row[best] > 0.55 else "black")
         temperature = f"   temperature {line['temperature']:.3f}" if self.anneals else ""
-        self.title.set_text(f"step {line['step']:>7,}{temperature}   entropy {entropy(pi).mean():.3f}")
+        self.title.set_text(f"step {line['step']:>7,}{temperature}   entropy {entr(pi).sum(axis=1).mean():.3f}")
 
     def pixels(self) -> np.ndarray:
         """The picture [height, width], uint8, in few levels of grey, which make a small and sharp GIF."""

@@ -87,7 +87,7 @@ def curves_uri(run: Path) -> str | None:
 def search_section(run: Path) -> dict:
     """The section of a search, with the pattern of current_pattern()."""
     search, history = read_run(run), figures.pi_history(read_pi(run))
-    by_trials, pattern = (run / run_folder.CHOICE).exists(), run / run_folder.PATTERN
+    by_trials, pattern, blocks = (run / run_folder.CHOICE).exists(), run / run_folder.PATTERN, current_pattern(run)
     summary = f"Step {search.step:,} of {search.of_steps:,}."
     if outcome := read_optional(run / run_folder.OUTCOME):
         what = "The trial of the chosen network" if by_trials else "SuperNet"
@@ -98,9 +98,9 @@ def search_section(run: Path) -> dict:
         costs = {"unit": table.unit, "rows": cost_rows(table, len(search.pi)), "holds_for": table.holds_for}
     return {
         "name": run.name,
-        "blocks": current_pattern(run),
+        "blocks": blocks,
         "trials": by_trials,
-        "shown": [current_pattern(run), search.options["search.operations"]],
+        "shown": [blocks, search.options["search.operations"]],
         "confidence": read_pattern(pattern).get("confidence") if pattern.exists() else None,
         "summary": summary,
         "gif": data_uri(figures.animate, history, kind="gif") if len(history) > 1 else None,

@@ -74,14 +74,6 @@ def evaluate_without_network(config: Config, corpus: Corpus) -> tuple[dict, Mixt
     return {"format": RESULTS_FORMAT, "pattern": [], **metrics, **about}, mixture
 
 
-def sample_of(corpus: Corpus, mixture: Mixture, nll: np.ndarray, shares: np.ndarray) -> list[list]:
-    """Text, part with the largest share and probability of each of some tokens of test, from its middle on."""
-    first, tokens = len(nll) // 2, corpus.tokens("test")[1:]
-    texts = [corpus.vocabulary.decode(token[None]).decode(errors="replace") for token in tokens[first : first + SAMPLE]]
-    parts = [mixture.parts[part] for part in shares[first : first + SAMPLE].argmax(axis=1)]
-    return [[text, part, round(math.exp(-own), 4)] for text, part, own in zip(texts, parts, nll[first:])]
-
-
 def predictor_metrics(config: Config, corpus: Corpus, read: dict | None, width: int) -> tuple[dict, Mixture | None]:
     """The metrics of a predictor and of its network alone, and the mixture; None if there is only a network.
 
@@ -98,22 +90,24 @@ def predictor_metrics(config: Config, corpus: Corpus, read: dict | None, width: 
     mixture = open_mixture(config.beside, corpus, width)
     if not mixture:
         return network | {"judged": judged, "network": network, "mixture": None}, None
-    found, about = {}, {"parts": mixture.parts}
-    for split in SPLITS:
-        start = time.perf_counter()
-        seen = mixture.look(corpus.tokens(split), *(read[split] if read else (None, None)))
-        if split == "valid":
-            found[split] = metrics(split, mixture.fit(seen))
-            continue
-        nll, shares = mixture.mix(seen)
-        seconds = time.perf_counter() - start
-        found[split] = metrics(split, nll)
-        about["ms_per_1000_bytes"] = 1e6 * seconds / found[split]["bytes"]
-        about["shares"] = {part: float(share) for part, share in zip(mixture.parts, shares.mean(axis=0), strict=True)}
-        if mixture.width and mixture.cache and mixture.counts:
-            about["test_without_counts"] = metrics(split, mixture.mix(seen, without=("counts",))[0])
-        about["sample"] = sample_of(corpus, mixture, nll, shares)
-    return found | {"judged": judged or found["valid"], "network": network, "mixture": about}, mixture
+    alone, tokens = read or dict.fromkeys(SPLITS, (None, None)), corpus.tokens("test")
+    valid = metrics("valid", mixture.fit(mixture.look(corpus.tokens("valid"), *alone["valid"])))
+    start = time.perf_counter()
+    seen = mixture.look(tokens, *alone["test"])
+    nll, shares = mixture.mix(seen)
+    seconds = time.perf_counter() - start
+    test, about = metrics("test", nll), {"parts": mixture.parts}
+    about["ms_per_1000_bytes"] = 1e6 * seconds / test["bytes"]
+    about["shares"] = {part: float(share) for part, share in zip(mixture.parts, shares.mean(axis=0), strict=True)}
+    if mixture.width and mixture.cache and mixture.counts:
+        about["test_without_counts"] = metrics("test", mixture.mix(seen, without=("counts",))[0])
+    shown = slice(len(nll) // 2, len(nll) // 2 + SAMPLE)  # from the middle on: text, part with the largest share, p
+    texts = [corpus.vocabulary.decode(token[None]).decode(errors="replace") for token in tokens[1:][shown]]
+    parts = [mixture.parts[part] for part in shares[shown].argmax(axis=1)]
+    p = [round(math.exp(-own), 4) for own in nll[shown]]
+    about["sample"] = [list(one) for one in zip(texts, parts, p, strict=True)]
+    judged = judged or valid
+    return {"valid": valid, "test": test, "judged": judged, "network": network, "mixture": about}, mixture
 
 
 def valid_prediction(pattern_file: dict, config: Config, corpus: Corpus, runtime: Runtime) -> dict:
