@@ -58,12 +58,14 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
         assert f"{abbreviate(own['blocks'])}, dropout 0.1: " in shown and own["dropout"] == 0.1
     valid = {name: yaml.safe_load((folder / name / "results.yaml").read_text())["valid"] for name in ("found", "usual")}
     best = min(valid, key=lambda name: valid[name]["bits_per_byte"])
-    assert summary["use"] == best and f"the network to use: {folder / best}\n" in shown
+    counted = yaml.safe_load((folder / "no-network" / "results.yaml").read_text())
+    if counted["valid"]["bits_per_byte"] <= 1.001 * valid[best]["bits_per_byte"]:
+        best = "no-network"
+    assert summary["use"] == best and f"the model to use: {folder / best}\n" in shown
     assert summary["usual"]["blocks"] == ["attention", "dense"] and summary["usual"]["time_ratio_to_usual"] == 1
     percent = 100 * (summary["found"]["bits_per_byte"] / summary["usual"]["bits_per_byte"] - 1)
     alone = 100 * (summary["found"]["network_bits_per_byte"] / summary["usual"]["network_bits_per_byte"] - 1)
     assert f"found against usual: {percent:+.1f}% bits per byte (networks alone: {alone:+.1f}%), at " in shown
-    counted = yaml.safe_load((folder / "no-network" / "results.yaml").read_text())
     assert f"no network, cache and counts alone: {counted['test']['bits_per_byte']:.4f} bits per byte" in shown
     assert "Which part predicted each token" in (folder / "report.html").read_text()
     assert " of the reference's time\n" in shown
@@ -95,9 +97,9 @@ def test_a_space_of_one_network_has_a_report_too(tmp_path, small_yaml):
     shown = succeed("run", small_yaml, "--run", tmp_path / "run", *options)
     summary = yaml.safe_load((tmp_path / "run" / "summary.yaml").read_text())
     assert summary["found"]["dropout"] == 0 and ", dropout" not in shown  # that of the training, not auto
-    assert summary["usual"]["time_ratio_to_reference"] == 1
+    assert summary["usual"]["time_ratio_to_reference"] > 1  # by what is mixed with it
     assert "found against usual (the reference): +0.0% bits per byte (networks alone: +0.0%), at " in shown
-    assert f"the network to use: {tmp_path / 'run' / 'found'}\n" in shown  # the usual one is not better
+    assert summary["use"] != "usual"  # it is not better
     assert summary["found"]["blocks"] == summary["usual"]["blocks"] == ["attention"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert "differs from the usual one by +0.0% bits per byte" in page

@@ -56,7 +56,8 @@ def train_networks(folder: Path, plan: Config) -> None:
     patterns = {FOUND: folder / SEARCH / PATTERN}
     for name, own in {USUAL: simplify(blocks or interleaved(1), plan, "interleaved"), NO_NETWORK: []}.items():
         patterns[name] = folder / f"{name}.yaml"
-        write_yaml(patterns[name], {"format": FORMAT, "blocks": own})
+        pieces = read_yaml(patterns[FOUND]).get("vocab_size") if name == NO_NETWORK else None
+        write_yaml(patterns[name], {"format": FORMAT, **({"vocab_size": pieces} if pieces else {}), "blocks": own})
     if not plan.mixture.counts:
         del patterns[NO_NETWORK]
     for name, pattern in patterns.items():
@@ -74,7 +75,8 @@ def train_networks(folder: Path, plan: Config) -> None:
 def summarize(folder: Path, plan: Config) -> dict:
     """The content of summary.yaml: both networks on test, and their times for a text beside that of the reference.
 
-    All times are from the same rounds. use: the found network, unless a usual one in the budget is better on valid.
+    All times are from the same rounds; ratios are of a network with what is mixed with it, and the reference is alone.
+    use: the found network, unless a usual one in the budget is better on valid, or no network is as good.
     """
     networks, summary, valid = {}, {}, {}
     runtime, corpus = set_up_device(plan.seed, plan.train), Corpus(prepare(plan.data))
@@ -90,16 +92,21 @@ def summarize(folder: Path, plan: Config) -> dict:
     if (whole := interleaved(plan.model.blocks)) != networks[USUAL][0]:
         networks["reference"] = whole, resolve_auto(plan, corpus), corpus
     times = text_times(networks, runtime, ROUNDS, SECONDS)
+    reference, usual = times.get("reference", times[USUAL])["ratio"], None
     for name, own in summary.items():
         own["ms_per_1000_bytes"] = times[name]["ms_per_1000_bytes"]
-        own["time_ratio_to_usual"] = times[name]["ratio"]
-        own["time_ratio_to_reference"] = times[name]["ratio"] / times.get("reference", times[USUAL])["ratio"]
+        whole = times[name]["ratio"] * (1 + own["mixture_ms_per_1000_bytes"] / own["ms_per_1000_bytes"])
+        usual = usual or whole
+        own |= {"time_ratio_to_usual": whole / usual, "time_ratio_to_reference": whole / reference}
+    better = (1 + EQUAL_LOSS) * valid[USUAL] < valid[FOUND] and usual_blocks(folder, plan)
+    summary["use"] = USUAL if better else FOUND
     if (counted := folder / NO_NETWORK / RESULTS).exists():
         results = read_yaml(counted)
         summary[NO_NETWORK] = {"ms_per_1000_bytes": predictor_ms(results)}
         summary[NO_NETWORK] |= {key: results["test"][key] for key in QUALITY}
-    better = (1 + EQUAL_LOSS) * valid[USUAL] < valid[FOUND] and usual_blocks(folder, plan)
-    return summary | {"use": USUAL if better else FOUND}
+        if results["valid"]["bits_per_byte"] <= (1 + EQUAL_LOSS) * valid[summary["use"]]:
+            summary["use"] = NO_NETWORK
+    return summary
 
 
 def describe(folder: Path, plan: Config) -> str:
@@ -111,7 +118,7 @@ def describe(folder: Path, plan: Config) -> str:
     alone = found["network_bits_per_byte"] / usual["network_bits_per_byte"] - 1
     line = f"found against usual{' (the reference)' if is_reference else ''}: {bits:+.1%} bits per byte"
     line += "" if found["bits_per_byte"] == found["network_bits_per_byte"] else f" (networks alone: {alone:+.1%})"
-    line += f", at {found['time_ratio_to_usual']:.2f} of the time of its network"
+    line += f", at {found['time_ratio_to_usual']:.2f} of its time"
     line += "" if is_reference else f"; {to_reference:.2f} of the reference's time"
     line += f", and the budget is {choice['budget']:.3g}" if timed else ""
     lines = [f"{name} network: {describe_network(summary[name])}" for name in (FOUND, USUAL)]
@@ -126,7 +133,9 @@ def describe(folder: Path, plan: Config) -> str:
         lines.append(f"NOTICE: the found network takes longer than the budget; to time it again, {again}")
     if summary["use"] == USUAL:
         lines.append("NOTICE: the usual network is better on valid, so use that one")
-    lines.append(f"report, with pictures: {folder / REPORT}; the network to use: {folder / summary['use']}")
+    if summary["use"] == NO_NETWORK:
+        lines.append("NOTICE: on valid, a network adds nothing to cache and counts, so use these alone")
+    lines.append(f"report, with pictures: {folder / REPORT}; the model to use: {folder / summary['use']}")
     return "\n".join(lines)
 
 

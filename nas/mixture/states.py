@@ -60,7 +60,7 @@ class StateCache:
 
 @njit(cache=True, fastmath=True)
 def sum_terms(terms, followers, first, length, found, features):
-    """Write found and features as StateCache.read(). terms [N, K]: of states, the first of which [first] are earlier."""
+    """Write found and features as StateCache.read(). terms [N, K]: of K states, of which `first` precede the tokens."""
     for row in range(len(found)):
         target, total, own, largest = followers[first + row], np.float32(0), np.float32(0), np.float32(0)
         for column in range(max(0, first + row - length), first + row):

@@ -1,4 +1,4 @@
-"""What cache and counts alone predict of a text. Trials are judged beside it, and networks learn most where it fails."""
+"""What cache and counts alone predict of a text. Trials are judged beside it, and networks learn where it fails."""
 
 import time
 from collections.abc import Callable
