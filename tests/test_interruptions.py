@@ -57,9 +57,10 @@ def whole_search(tmp_path_factory, small_yaml) -> Path:
 @pytest.mark.parametrize("stage", ["search", "retrain"])
 def test_resume_after_kill_9_at_random_moments_is_exact(stage, tmp_path, small_yaml, pattern, request):
     first = [stage] if stage == "search" else [stage, pattern]
+    mixture = ["mixture.states=20", "mixture.cache=[1,2]", "mixture.counts=3"] if stage == "retrain" else []
 
     def command(folder):
-        return [*first, small_yaml, *run_options(folder), *LONG]
+        return [*first, small_yaml, *run_options(folder), *LONG, *mixture]
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     if stage == "search":
@@ -76,6 +77,10 @@ def test_resume_after_kill_9_at_random_moments_is_exact(stage, tmp_path, small_y
         assert one["test"] == two["test"] and one["train_tokens"] == two["train_tokens"]
         first_best, second_best = (torch.load(f / "best.pt", weights_only=True)["model"] for f in (whole, killed))
         assert all(torch.equal(first_best[key], second_best[key]) for key in first_best)
+        (killed / "results.yaml").unlink()  # as if it was killed after the mixture had been written
+        succeed(*command(killed))
+        assert yaml.safe_load((killed / "results.yaml").read_text())["test"] == one["test"] != one["network"]["test"]
+        assert (whole / "mixture/mixture.json").read_bytes() == (killed / "mixture/mixture.json").read_bytes()
 
 
 def test_a_training_that_stops_at_a_step_goes_on_exactly(tmp_path, small_yaml, pattern):

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from scipy.optimize import check_grad
 
 from nas import load_model
-from nas.core.config import MixtureOptions
+from nas.core.config import Config, MixtureOptions
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.data.corpus import Corpus, prepare
@@ -24,6 +25,9 @@ from nas.mixture.counts import USUAL_DISCOUNTS, Counts, count_ngrams, counts_dis
 from nas.mixture.gate import masked_softmax, penalised_loss
 from nas.mixture.mixture import Seen, Stream, load_mixture, open_mixture
 from nas.mixture.states import StateCache, principal_directions
+from nas.mixture.without_network import train_nll, valid_nll
+from nas.retraining.phase import judge
+from nas.training.train_step import residual_loss
 from tests.processes import refuse, succeed
 
 V, ORDERS = 12, [1, 2, 3, 5]
@@ -325,6 +329,50 @@ def test_an_export_hands_the_mixture_on(mixed, tmp_path):
     assert "without a network, so there is no graph" in refuse(
         "export", mixed["none"], "--format", "onnx", "--out", tmp_path / "graph"
     )
+
+
+def test_the_predictor_without_a_network_has_not_seen_the_tokens_that_a_network_learns(corpus):
+    """It would know random tokens by heart otherwise."""
+
+    class Random(Corpus):
+        def tokens(self, split):
+            return np.random.default_rng(0).integers(V, size=4000)
+
+    made, options = Random(corpus.folder), MixtureOptions(cache=[1, 2], counts=5)
+    made.vocab_size = V
+    kept = corpus.folder / "train-nll-5-1-2.npy"
+    kept.unlink(missing_ok=True)
+    nll = train_nll(made, options)
+    kept.unlink()
+    assert nll.mean() > math.log(V) and len(nll) == 4000
+    tokens, nodes, found = made.tokens("train"), np.full(5, -1, np.int64), np.zeros(4000)
+    read_counts(tokens, *count_ngrams(tokens, V, 5), nodes, found, np.zeros((4000, 13), np.float32))
+    assert -np.log(found).mean() < 0.6 * math.log(V)  # by counts of the same text
+
+
+def test_a_network_learns_most_where_the_other_predictor_fails():
+    nll = torch.tensor([3.0, 3.0, 3.0], dtype=torch.float64, requires_grad=True)
+    beside = torch.tensor([0.1, 3.0, 50.0], dtype=torch.float64)
+    loss = residual_loss(nll, beside)
+    even = [-math.log((math.exp(-3) + math.exp(-own)) / 2) for own in beside.tolist()]
+    assert loss.tolist() == pytest.approx([(3 + own) / 2 for own in even])
+    (slope,) = torch.autograd.grad(loss.sum(), nll)
+    shares = [math.exp(-3) / (math.exp(-3) + math.exp(-own)) for own in beside.tolist()]
+    assert slope.tolist() == pytest.approx([(1 + share) / 2 for share in shares])
+    assert residual_loss(nll, None) is nll
+
+
+def test_a_trial_is_judged_by_the_best_fixed_mixture(corpus):
+    config = Config(mixture=MixtureOptions(cache=[1, 2], counts=3))
+    other = valid_nll(corpus, config.mixture)
+    network = np.random.default_rng(1).exponential(4, len(other))
+    found = judge(config, corpus, network)
+    weights = np.linspace(0.05, 0.95, 19)
+    p = weights[:, None] * np.exp(-network) + (1 - weights[:, None]) * np.exp(-other)
+    assert found["judged"]["nll"] == pytest.approx(-np.log(p).sum(axis=1).max())
+    assert found["valid"]["nll"] == pytest.approx(network.sum())
+    alone = judge(Config(mixture=MixtureOptions(counts=0)), corpus, network)
+    assert alone["judged"] == alone["valid"] == found["valid"]
 
 
 def test_a_stream_of_two_tokens_can_be_fitted(corpus):

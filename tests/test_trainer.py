@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -142,7 +143,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(small_config, tmp_path, mor
 def test_a_retraining_resumes_exactly_whatever_its_segments(small_config, stopped_at):
     """The stride divides no segment, so the blocks depend on the positions that the memories have read."""
     options = ["train.steps=12", "train.short_share=0.5", "train.average_share=0.2"]
-    options += ["model.dropout=0", "model.ngram_rows=[13,11]"]
+    options += ["model.dropout=0", "model.ngram_rows=[13,11]", "mixture.cache=[1,2]", "mixture.counts=2"]
     config, blocks = small_config(*options), [*BLOCKS.values()]
     whole, part, again = (make_retraining(config, blocks) for _ in range(3))
     for step in range(1, 13):
@@ -153,6 +154,9 @@ def test_a_retraining_resumes_exactly_whatever_its_segments(small_config, stoppe
     for step in range(stopped_at + 1, 13):
         again.step(step)
     assert_same_state(whole.state_dict(), again.state_dict())
+    alone = make_retraining(replace(config, train=replace(config.train, residual=False)), blocks)
+    assert alone.step(1)[0] == make_retraining(config, blocks).step(1)[0]  # the loss of the network alone is logged
+    assert alone.stream.loader.beside is None and whole.stream.loader.beside is not None
 
 
 def test_only_matrices_decay(small_config):
