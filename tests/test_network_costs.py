@@ -22,11 +22,13 @@ from nas.search.space import (
     Network,
     NetworkCosts,
     candidate_sizes,
+    cheapest,
     first_candidates,
     neighbours,
     options_of,
     read_table,
     with_sizes,
+    within_budget,
 )
 from nas.training.device import choose_runtime
 from tests.making import plain
@@ -149,6 +151,18 @@ def test_a_cost_file_has_the_costs_for_a_text_with_their_conditions(small_config
             NetworkCosts.read(file)
 
 
+def test_a_candidate_pays_for_its_mixture_and_the_reference_does_not(small_config, measured, monkeypatch):
+    monkeypatch.setattr(candidate_costs, "measured_ms", lambda config, corpus, width: width / 1000)
+    found, network = measure_costs(Candidates(small_config(*OWN), CORPORA, [], plain(40, 16, 3)), CPU), plain(40, 16, 1)
+    table, own = found.tables[40, 16], 16 / 1000 * 1000 / 3  # 3 bytes a token
+    assert table.mixture == pytest.approx(own) and own > 1
+    assert found.cost(network) == pytest.approx(table.cost(network.blocks) + own)
+    assert found.reference_cost == pytest.approx(table.cost(found.reference.blocks))
+    for limit, fits in ((table.cost(network.blocks) + own, True), (table.cost(network.blocks) + own / 2, False)):
+        assert within_budget(table, limit)(network.blocks) == fits
+    assert cheapest(small_config(*OWN), table) > own
+
+
 def test_a_run_reads_the_table_of_its_sizes(tmp_path):
     table = replace(TABLE, reference_cost=7.0)
     costs = NetworkCosts({(40, 16): TABLE, (80, 32): TABLE}, plain(40, 16, 4))
@@ -185,6 +199,7 @@ def known(small_config, tmp_path, measured, capsys):
 
 
 def test_costs_hold_for_the_device_text_sizes_operations_and_source_that_they_were_measured_with(known, monkeypatch):
+    monkeypatch.setattr(candidate_costs, "measured_ms", lambda *given: 0.0)
     reason = known()
     assert reason() == reason("train.lr=0.1", "seed=5", "model.dropout=0.3", "train.optimizer=adamw") == ""
     assert reason(shapes=[(80, 16)]) == "it lacks a vocabulary of 80 with a width of 16"
@@ -197,6 +212,7 @@ def test_costs_hold_for_the_device_text_sizes_operations_and_source_that_they_we
         (["model.d_ffn=32"], "dense d_ffn=24"),
         (["model.ngram_rows=[7]"], "ngram_rows []"),
         (["model.cutoffs=[7]", "model.norm=post"], "norm pre, cutoffs []"),
+        (["mixture.counts=2"], "mixture {'states': 0, 'cache': [], 'counts': 0}"),
         (["model.heads=1"], "attention heads=2 key_heads=2"),
     ):
         assert reason(*options).removeprefix("it was measured with ").startswith(other)

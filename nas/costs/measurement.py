@@ -52,7 +52,7 @@ def device_conditions(config: Config, runtime: Runtime) -> dict:
 
 
 def size_conditions(config: Config, corpus: Corpus, operations: list[str]) -> dict:
-    """The text, the options of the model and the sizes of these operations. config: without auto."""
+    """The text, the options of the model and the mixture, and the sizes of these operations. config: without auto."""
     marks = [NETWORK, STEP_COSTS] if config.search.latency.timing == "training" else [NETWORK]
     values, text = flatten(asdict(config)), corpus.meta["splits"]["train"]
     return {
@@ -60,6 +60,7 @@ def size_conditions(config: Config, corpus: Corpus, operations: list[str]) -> di
         "vocab_size": corpus.vocab_size,
         **{key.split(".")[1]: values[key] for key in marked(*marks) if key not in OF_OPERATIONS},
         **{name: describe_sizes(name, config.shape) for name in operations},
+        "mixture": asdict(config.beside),
         "train_sha256": text.get("sha256"),
         "train_tokens": text["tokens"],
     }

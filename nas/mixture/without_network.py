@@ -58,10 +58,11 @@ def kept(corpus: Corpus, split: str, options: MixtureOptions, compute: Callable[
 
 
 def measured_ms(config: Config, corpus: Corpus, width: int) -> float:
-    """Milliseconds that cache and counts add to a token of a network of a width; 0 in training, or without them."""
-    generated, mixture = config.search.latency.timing == "generation", open_mixture(config.beside, corpus, width)
-    if not mixture or config.search.latency.timing == "training":
+    """Milliseconds that a mixture adds to a token of a network of a width; 0 in training, or for gumbel."""
+    timing, mixture = config.search.latency.timing, open_mixture(config.beside, corpus, width)
+    if not mixture or timing == "training" or config.search.method == "gumbel":
         return 0.0
+    generated = timing == "generation"
     tokens, times = corpus.tokens("valid")[: TIMED_DRAWS if generated else TIMED_TOKENS].astype(np.int64), []
     nll, hidden = np.zeros(len(tokens) - 1), np.zeros((len(tokens) - 1, width), np.float32)
     mixture.fit_to(mixture.look(tokens, nll, hidden))
