@@ -13,9 +13,21 @@ from pathlib import Path
 
 from nas.core.config import Config
 from nas.core.config_loading import REPORT, check_search, load_config, open_plan
-from nas.core.errors import InputError, Interrupted, RunError, interrupt_on_signals, run_command
+from nas.core.errors import InputError, Interrupted, RunError, TooFewMinutes, interrupt_on_signals, run_command
 from nas.core.files import write_yaml
-from nas.core.run_folder import OUTCOME, PATTERN, PLAN, SEARCH, SUMMARY, TRIALS, check_resume, run_options
+from nas.core.pattern import FORMAT
+from nas.core.run_folder import (
+    NO_NETWORK,
+    OUTCOME,
+    PATTERN,
+    PLAN,
+    RESULTS,
+    SEARCH,
+    SUMMARY,
+    TRIALS,
+    check_resume,
+    run_options,
+)
 
 
 def parse_arguments() -> Namespace:
@@ -60,6 +72,13 @@ def run_stage(result: Path, command: str, *arguments) -> None:
         raise RunError(f"{command} failed; its message stands above")
 
 
+def count_alone(folder: Path, arguments: Namespace) -> None:
+    """Make a model of cache and counts, and print its figures."""
+    pattern, run = folder / f"{NO_NETWORK}.yaml", folder / NO_NETWORK
+    write_yaml(pattern, {"format": FORMAT, "blocks": []})
+    run_stage(run / RESULTS, "retrain.py", pattern, arguments.config, *run_options(run), *arguments.overrides)
+
+
 def main() -> None:
     arguments = parse_arguments()
     folder, minutes, config = arguments.run, arguments.minutes, load_config(arguments.config, arguments.overrides)
@@ -69,7 +88,14 @@ def main() -> None:
     interrupt_on_signals()
     search = folder / SEARCH
     try:
-        plan = open_plan(folder, minutes, config) or make_plan(folder, minutes, config)
+        try:
+            plan = open_plan(folder, minutes, config) or make_plan(folder, minutes, config)
+        except TooFewMinutes as error:
+            if not config.beside.counts:
+                raise
+            count_alone(folder, arguments)
+            print(f"NOTICE: {error} for a network; the model to use has only cache and counts: {folder / NO_NETWORK}")
+            return
         run_stage(search / OUTCOME, "search.py", folder / PLAN, *run_options(search))
         run_stage(search / PATTERN, "derive.py", search)
         # Only now, because it needs torch.

@@ -15,7 +15,7 @@ from nas.core.errors import InputError, nearest
 from nas.core.files import Loader, read_user_yaml, read_yaml
 from nas.core.option_types import choices, describe, fits
 from nas.core.pattern import parse_block, resolve_block, simplify_block
-from nas.core.run_folder import CONFIG, LOCK, PLAN, SEARCH, TRIALS, lock_folder, try_writing
+from nas.core.run_folder import CONFIG, LOCK, NO_NETWORK, PLAN, SEARCH, TRIALS, lock_folder, try_writing
 
 # Keys of a recorded configuration that are not options
 RUN_KEYS = ("format", "stage", "pattern", "search_seeds", "weights_sha256", "minutes")
@@ -238,7 +238,8 @@ def open_plan(folder: Path, minutes: float | None, config: Config) -> Config | N
     file, trials = folder / PLAN, folder / SEARCH / TRIALS / CONFIG
     begun = file.exists() and trials.exists()
     if not begun:
-        if folder.exists() and {entry.name for entry in folder.iterdir()} - {SEARCH, LOCK, PLAN}:
+        own = {SEARCH, LOCK, PLAN, NO_NETWORK, f"{NO_NETWORK}.yaml"}
+        if folder.exists() and {entry.name for entry in folder.iterdir()} - own:
             if file.exists():
                 raise InputError(f"{trials} is missing, so the search cannot go on; use another folder")
             raise InputError(f"--run {folder} is not empty, but holds no {PLAN} of this command; use another folder")

@@ -23,6 +23,10 @@ class InputError(Exception):
     """The input cannot work. The message says what is wrong, then how to correct it. Exit status 2."""
 
 
+class TooFewMinutes(InputError):
+    """No network can be searched in the given minutes."""
+
+
 class RunError(Exception):
     """A run failed. The message says where, and which files are still usable. Exit status 1."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from nas.core.config import Config
-from nas.core.errors import InputError, world_size
+from nas.core.errors import InputError, TooFewMinutes, world_size
 from nas.core.files import read_yaml, write_jsonl, write_yaml
 from nas.core.pattern import interleaved
 from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, PI, TRIALS, RunFolder, data_digests, provenance
@@ -234,7 +234,7 @@ def overfit_warning(choice: dict) -> str | None:
 def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime) -> Config:
     """The configuration with the train.epochs, evaluations and warm-up with which all stages take these minutes.
 
-    folder: of the trials; it keeps the measured costs and the estimate. Raises InputError if the minutes are too few.
+    folder: of the trials; it keeps the measured costs and the estimate. Raises TooFewMinutes.
     """
     began, corpus = time.monotonic(), Corpus(prepare(config.data, print))
     estimate, steps = measure(config, corpus, folder, runtime)
@@ -257,7 +257,7 @@ def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime)
         (fixed, per_epoch), epochs = again, min(longer, most)
     if epochs < least:
         enough = math.ceil((seconds_spent + fixed + least * per_epoch) / 6) / 10
-        raise InputError(f"--minutes {minutes:g} is too short for this text and device: give at least {enough:g}")
+        raise TooFewMinutes(f"--minutes {minutes:g} is too short for this text and device: give at least {enough:g}")
     total = (seconds_spent + fixed + epochs * per_epoch) / 60
     train = replace(config.train, steps=None, epochs=float(f"{epochs:.3g}"))
     print(f"a training reads the text {train.epochs:g} times; everything takes about {total:.1f} minutes", flush=True)
