@@ -24,6 +24,8 @@ def main() -> None:
         written = draw_search(run, gif or run / "pi.gif")
     elif gif:
         raise InputError(f"--out: {run} is a retrain run and has no pi to animate; remove --out to draw its curves")
+    elif not config["pattern"]:
+        raise InputError(f"{run} has no network, so there is nothing to draw")
     else:
         written = [*draw_curves(run), draw_pattern(run, config["pattern"])]
     print("written: " + " ".join(map(str, written)))

@@ -13,7 +13,7 @@ import torch
 from scipy.optimize import check_grad
 
 from nas import load_model
-from nas.core.config import Config, MixtureOptions
+from nas.core.config import MixtureOptions
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.data.corpus import Corpus, prepare
@@ -25,8 +25,8 @@ from nas.mixture.counts import USUAL_DISCOUNTS, Counts, count_ngrams, counts_dis
 from nas.mixture.gate import masked_softmax, penalised_loss
 from nas.mixture.mixture import Seen, Stream, load_mixture, open_mixture
 from nas.mixture.states import StateCache, principal_directions
-from nas.mixture.without_network import train_nll, valid_nll
-from nas.retraining.phase import judge
+from nas.mixture.without_network import train_nll
+from nas.reporting.figures import PART_COLOURS
 from nas.training.train_step import residual_loss
 from tests.processes import refuse, succeed
 
@@ -210,7 +210,12 @@ def test_a_mixture_is_no_worse_where_nothing_repeats(corpus):
     assert mixture.mix(test)[0].mean() <= 1.001 * -np.log(p[streams[1][1:]]).mean()
 
 
-MIXTURE = "mixture.cache=[1,2,3,5]", "mixture.counts=4"
+def test_every_part_has_a_colour(corpus):
+    parts = open_mixture(MixtureOptions(), corpus, 3).parts
+    assert list(dict.fromkeys(part.split()[0] for part in parts)) == list(PART_COLOURS)
+
+
+MIXTURE = "mixture.states=30", "mixture.cache=[1,2,3,5]", "mixture.counts=4"
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +248,7 @@ def test_results_hold_the_network_and_the_mixture_and_scores_repeat_them(mixed, 
         if name == "network":
             assert score.network.metrics["nll"] == pytest.approx(results["network"]["test"]["nll"], rel=1e-6)
             shown = succeed("score", run, text_folder / "test.txt")
-            assert "mixture of network, cache 1, cache 2, cache 3, cache 5, counts; the network alone has" in shown
+            assert "mixture of network, states, cache 1, cache 2, cache 3, cache 5, counts; the network alone has" in shown
         else:
             assert results["network"] is None and results["pattern"] == [] and score.network is None
 
@@ -276,8 +281,23 @@ def test_a_damaged_or_foreign_mixture_gets_one_line(mixed, tmp_path):
     (run / "mixture/counts/p.npy").write_bytes((run / "mixture/counts/p.npy").read_bytes()[:-4])
     with pytest.raises(InputError, match=r"p.npy is missing or damaged: it is not the file of mixture.json"):
         load_mixture(run)
+    assert load_mixture(mixed["network"])  # each run has its own files
     run = copy()
     settings = json.loads((run / "mixture/mixture.json").read_text())
+    for edit in (
+        {"gate": settings["gate"][:2]},
+        {"gate": [["a"]]},
+        {"bounds": [[0], [1]]},
+        {"projection": settings["projection"][1:]},
+        {"states": 0},
+        {"counts": 3},
+        {"cache": [1, 2, 3, 4]},
+        {"vocab_size": 9},
+        {"counts_sha256": None},
+    ):
+        (run / "mixture/mixture.json").write_text(json.dumps(settings | edit))
+        with pytest.raises(InputError, match=r"is damaged"):
+            load_mixture(run)
     (run / "mixture/mixture.json").write_text(json.dumps(settings | {"vocabulary_sha256": "0"}))
     with pytest.raises(InputError, match="belongs to another vocabulary"):
         load_mixture(run)
@@ -286,7 +306,7 @@ def test_a_damaged_or_foreign_mixture_gets_one_line(mixed, tmp_path):
         load_mixture(run)
     np.save(run / "mixture/counts/starts.npy", np.zeros(3, np.uint32))
     with pytest.raises(InputError, match="its arrays are not of one table"):
-        Counts.load(run / "mixture/counts")
+        Counts.load(run / "mixture/counts", settings["vocab_size"])
 
 
 @pytest.mark.slow
@@ -339,14 +359,13 @@ def test_the_predictor_without_a_network_has_not_seen_the_tokens_that_a_network_
             return np.random.default_rng(0).integers(V, size=4000)
 
     made, options = Random(corpus.folder), MixtureOptions(cache=[1, 2], counts=5)
-    made.vocab_size = V
     kept = corpus.folder / "train-nll-5-1-2.npy"
     kept.unlink(missing_ok=True)
     nll = train_nll(made, options)
     kept.unlink()
     assert nll.mean() > math.log(V) and len(nll) == 4000
     tokens, nodes, found = made.tokens("train"), np.full(5, -1, np.int64), np.zeros(4000)
-    read_counts(tokens, *count_ngrams(tokens, V, 5), nodes, found, np.zeros((4000, 13), np.float32))
+    read_counts(tokens, *count_ngrams(tokens, made.vocab_size, 5), nodes, found, np.zeros((4000, 13), np.float32))
     assert -np.log(found).mean() < 0.6 * math.log(V)  # by counts of the same text
 
 
@@ -360,19 +379,6 @@ def test_a_network_learns_most_where_the_other_predictor_fails():
     shares = [math.exp(-3) / (math.exp(-3) + math.exp(-own)) for own in beside.tolist()]
     assert slope.tolist() == pytest.approx([(1 + share) / 2 for share in shares])
     assert residual_loss(nll, None) is nll
-
-
-def test_a_trial_is_judged_by_the_best_fixed_mixture(corpus):
-    config = Config(mixture=MixtureOptions(cache=[1, 2], counts=3))
-    other = valid_nll(corpus, config.mixture)
-    network = np.random.default_rng(1).exponential(4, len(other))
-    found = judge(config, corpus, network)
-    weights = np.linspace(0.05, 0.95, 19)
-    p = weights[:, None] * np.exp(-network) + (1 - weights[:, None]) * np.exp(-other)
-    assert found["judged"]["nll"] == pytest.approx(-np.log(p).sum(axis=1).max())
-    assert found["valid"]["nll"] == pytest.approx(network.sum())
-    alone = judge(Config(mixture=MixtureOptions(counts=0)), corpus, network)
-    assert alone["judged"] == alone["valid"] == found["valid"]
 
 
 def test_a_stream_of_two_tokens_can_be_fitted(corpus):

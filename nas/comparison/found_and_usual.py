@@ -104,9 +104,10 @@ def summarize(folder: Path, plan: Config) -> dict:
         results = read_yaml(counted)
         summary[NO_NETWORK] = {"ms_per_1000_bytes": predictor_ms(results)}
         summary[NO_NETWORK] |= {key: results["test"][key] for key in QUALITY}
-        if results["valid"]["bits_per_byte"] <= (1 + EQUAL_LOSS) * valid[summary["use"]]:
+        valid[NO_NETWORK] = results["valid"]["bits_per_byte"]
+        if valid[NO_NETWORK] <= (1 + EQUAL_LOSS) * valid[summary["use"]]:
             summary["use"] = NO_NETWORK
-    return summary
+    return summary | {"valid_bits_per_byte": valid}
 
 
 def describe(folder: Path, plan: Config) -> str:
@@ -134,7 +135,8 @@ def describe(folder: Path, plan: Config) -> str:
     if summary["use"] == USUAL:
         lines.append("NOTICE: the usual network is better on valid, so use that one")
     if summary["use"] == NO_NETWORK:
-        lines.append("NOTICE: on valid, a network adds nothing to cache and counts, so use these alone")
+        valid = ", ".join(f"{name} {bits:.4f}" for name, bits in summary["valid_bits_per_byte"].items())
+        lines.append(f"NOTICE: a network adds nothing to cache and counts (bits per byte on valid: {valid})")
     lines.append(f"report, with pictures: {folder / REPORT}; the model to use: {folder / summary['use']}")
     return "\n".join(lines)
 

@@ -38,6 +38,8 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
     if form != "par":
         check_onnx()
     model, lines, compared = load_model(run, "cpu"), [], []
+    if form != "par" and not model.module:
+        raise InputError("this model is a cache and counts without a network, so there is no graph to export")
     if form == "onnx-int8":
         corpus = Corpus(prepare(model.config.data))
         check_text(run, data_digests(corpus.meta))

@@ -5,7 +5,6 @@ An n-gram of order n is a node of a trie. Its children are the n-grams of order 
 their last token. The nodes of one order follow those of the order before, so a node is an index. V tokens, G nodes.
 """
 
-import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -39,15 +38,17 @@ class Counts(NamedTuple):
             np.save(folder / f"{name}.npy", array)
 
     @classmethod
-    def load(cls, folder: Path) -> "Counts":
-        """Map the files into memory. Raises InputError if one is missing or damaged."""
+    def load(cls, folder: Path, vocab_size: int) -> "Counts":
+        """Map the files into memory. Raises InputError if one is missing or damaged, or for another vocabulary."""
         try:
             counts = cls(*(np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in cls._fields))
         except (OSError, ValueError, EOFError):
             raise InputError(f"{folder} is damaged: it must hold last, p, backoff and starts.npy") from None
         nodes = len(counts.last)
-        if len(counts.p) != nodes or len(counts.starts) != len(counts.backoff) + 1 or counts.starts[-1] != nodes:
-            raise InputError(f"{folder} is damaged: its arrays are not of one table")
+        same = len(counts.p) == nodes and len(counts.starts) == len(counts.backoff) + 1 and counts.starts[-1] == nodes
+        # Compiled loops use both as places without a check.
+        if not same or not (np.diff(counts.starts.astype(np.int64)) >= 0).all() or counts.last.max() >= vocab_size:
+            raise InputError(f"{folder} is damaged: its arrays are not of one table of {vocab_size} tokens")
         return counts
 
 
@@ -116,18 +117,6 @@ def corpus_counts(corpus: Corpus, order: int) -> Path:
             with suppress(OSError):  # another process was faster
                 whole.rename(folder)
     return folder
-
-
-def link_counts(source: Path, target: Path) -> None:
-    """Give a folder the same files: other names of them, or copies if the file system is another one."""
-    target.mkdir(parents=True, exist_ok=True)
-    for file in source.iterdir():
-        other = target / file.name
-        other.unlink(missing_ok=True)
-        try:
-            other.hardlink_to(file)
-        except OSError:
-            shutil.copy(file, other)
 
 
 @njit(cache=True)

@@ -9,7 +9,7 @@ from numba import njit
 from scipy.optimize import minimize
 from scipy.special import softmax
 
-PRIOR = 0.5  # times the sum of squared weights of standardised features, in nats: a normal distribution
+PRIOR = 30.0  # times the sum of squared weights of standardised features, in nats: a normal distribution
 STEPS = 60  # of L-BFGS
 MOST_TOKENS = 100_000  # that a gate is fitted to
 SMALLEST = 1e-300
@@ -50,16 +50,18 @@ def mix_parts(p, votes, features, hidden, gate, bounds, nll, shares):
 
 
 def penalised_loss(flat: np.ndarray, inputs: np.ndarray, p: np.ndarray, votes: np.ndarray) -> tuple[float, np.ndarray]:
-    """The mean nll of targets, with the penalty of the prior, and its gradient, at gate weights [F * P].
+    """The mean nll of targets, with the penalty of the prior, and its gradient, at gate weights [F * P]. The last input
+    is constant, and its weights have no prior, so that a short text still has the best constant weights of parts.
 
     inputs [N, F]; p [N, P]: the probability of each target by each part; votes [N, P].
     """
     values = flat.reshape(inputs.shape[1], p.shape[1])
-    weights = masked_softmax(inputs @ values.astype(inputs.dtype), votes)
+    weights, drawn = masked_softmax(inputs @ values.astype(inputs.dtype), votes), values.copy()
+    drawn[-1] = 0
     joint = weights * p
     total = np.maximum(joint.sum(axis=1, keepdims=True), SMALLEST)
-    gradient = inputs.T @ (weights - joint / total).astype(inputs.dtype) + 2 * PRIOR * values
-    loss = PRIOR * (flat**2).sum() - np.log(total).sum(dtype=np.float64)
+    gradient = inputs.T @ (weights - joint / total).astype(inputs.dtype) + 2 * PRIOR * drawn
+    loss = PRIOR * (drawn**2).sum() - np.log(total).sum(dtype=np.float64)
     return loss / len(p), gradient.ravel().astype(np.float64) / len(p)
 
 

@@ -8,6 +8,7 @@ the network.
 
 import hashlib
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -22,10 +23,10 @@ from nas.data.corpus import Corpus
 from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE
 from nas.mixture.cache import FEATURES, Cache, decays_of
-from nas.mixture.counts import Counts, corpus_counts, counts_distribution, describe_counts, link_counts, read_counts
+from nas.mixture.counts import Counts, corpus_counts, counts_distribution, describe_counts, read_counts
 from nas.mixture.gate import MOST_TOKENS, fit_gate, mix_parts
+from nas.mixture.states import DIMENSIONS, StateCache, principal_directions
 from nas.mixture.states import FEATURES as STATE_FEATURES
-from nas.mixture.states import StateCache, principal_directions
 
 FORMAT = "par-mixture/2"
 SETTINGS, COUNTS = "mixture.json", "counts"
@@ -60,11 +61,12 @@ class Mixture:
     projection: np.ndarray = field(default_factory=lambda: np.zeros(0))  # of states, see principal_directions()
 
     def __post_init__(self):
-        self.table = Counts.load(self.folder) if self.counts else None
+        self.table = Counts.load(self.folder, self.vocab_size) if self.counts else None
         first, own = ["network"] * bool(self.width) + ["states"] * bool(self.states), len(self.cache)
         self.parts = first + [f"cache {order}" for order in self.cache] + ["counts"] * bool(self.counts)
         self.cached = slice(len(first), len(first) + own)  # the parts of the cache
         self.known = FEATURES * own  # the number of its features; those of the counts and of the states follow
+        self.features = self.known + max(0, 3 * self.counts - 2) + STATE_FEATURES * bool(self.states)
 
     def look(self, tokens: np.ndarray, nll: np.ndarray | None, hidden: np.ndarray | None) -> Seen:
         """What the parts predict of tokens[1:], of a stream that begins with tokens [N + 1].
@@ -122,7 +124,7 @@ class Mixture:
         """Write mixture.json and the folder of the counts."""
         folder.mkdir(exist_ok=True)
         if self.counts:
-            link_counts(self.folder, folder / COUNTS)
+            shutil.copytree(self.folder, folder / COUNTS, dirs_exist_ok=True)
         content = {
             "format": FORMAT,
             "parts": self.parts,
@@ -158,18 +160,27 @@ def load_mixture(folder: Path) -> Mixture | None:
         return None
     try:
         content = json.loads(file.read_text())
+        about, digests = {name: content[name] for name in SAVED}, content["counts_sha256"].items()
+        fitted = {name: np.array(content[name], float) for name in FITTED}
         valid = content["format"] == FORMAT and content["decays"] == decays_of(content["cache"])
-    except (ValueError, TypeError, KeyError):
+        other = content["vocabulary_sha256"] != vocabulary_digest(folder / VOCABULARY)
+    except (ValueError, TypeError, KeyError, AttributeError):
         valid = False
     if not valid:
         raise InputError(f"{file} is damaged, or of another version; this one reads {FORMAT!r} with its own decays")
-    if content["vocabulary_sha256"] != vocabulary_digest(folder / VOCABULARY):
+    if other:
         raise InputError(f"{file} belongs to another vocabulary than that in {folder / VOCABULARY}; copy both together")
-    for name, digest in content["counts_sha256"].items():
+    for name, digest in digests:
         if not (counts / name).exists() or sha256_of(counts / name) != digest:
             raise InputError(f"{counts / name} is missing or damaged: it is not the file of {SETTINGS}")
-    about = {name: content[name] for name in SAVED}
-    return Mixture(**about, folder=counts, **{name: np.array(content[name]) for name in FITTED})
+    mixture = Mixture(**about, folder=counts, **fitted)
+    known, width = mixture.features, mixture.width
+    shapes = {"gate": (known + width + 1, len(mixture.parts)), "bounds": (2, known)}
+    shapes |= {"projection": (width + 1, min(DIMENSIONS, width))} if mixture.states else {}
+    fits = all(fitted[name].shape == shape and np.isfinite(fitted[name]).all() for name, shape in shapes.items())
+    if not fits or mixture.parts != content["parts"]:
+        raise InputError(f"{file} is damaged: its weights do not belong to its parts")
+    return mixture
 
 
 def vocabulary_digest(folder: Path) -> str:
@@ -190,8 +201,7 @@ class Stream:
     def room(self, count: int) -> Seen:
         """Empty arrays for what is known of tokens."""
         mixture = self.mixture
-        features = mixture.known + max(0, 3 * mixture.counts - 2) + STATE_FEATURES * bool(mixture.states)
-        p, features = np.zeros((count, len(mixture.parts))), np.zeros((count, features), np.float32)
+        p, features = np.zeros((count, len(mixture.parts))), np.zeros((count, mixture.features), np.float32)
         return Seen(p, features, np.zeros((count, 0), np.float32))
 
     def read(self, tokens: np.ndarray, hidden: np.ndarray | None = None) -> Seen:

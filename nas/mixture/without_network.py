@@ -1,7 +1,6 @@
-"""What cache and counts alone predict of a text. Trials are judged beside it, and networks learn where it fails."""
+"""What cache and counts alone predict of a text. Networks learn where it fails."""
 
 import time
-from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -16,25 +15,18 @@ FOLDS = 8  # of the training text, see train_nll()
 TIMED_ROUNDS, TIMED_TOKENS, TIMED_DRAWS = 3, 20_000, 200
 
 
-def valid_nll(corpus: Corpus, options: MixtureOptions) -> np.ndarray | None:
-    """The nll [N] of the tokens of valid but the first, in nats, by cache and counts alone; None without counts."""
-
-    def compute() -> np.ndarray:
-        mixture = open_mixture(options, corpus, 0)
-        return mixture.fit(mixture.look(corpus.tokens("valid"), None, None))
-
-    return kept(corpus, "valid", options, compute) if options.counts else None
-
-
 def train_nll(corpus: Corpus, options: MixtureOptions) -> np.ndarray | None:
     """The nll [N] of all tokens of train by cache and counts alone, in nats; None without counts, or for short texts.
 
-    The text has FOLDS parts. Each one is a stream, and has counts of the others, so that it is as new as a test text.
+    It is computed once, beside the tokens. The text has FOLDS parts. Each is a stream, and has counts of the others, so
+    that it is as new as a test text.
     """
     tokens = corpus.tokens("train")
     bounds = np.linspace(0, len(tokens), FOLDS + 1).astype(int)
-
-    def compute() -> np.ndarray:
+    if not options.counts or len(tokens) < FOLDS * options.counts:
+        return None
+    file = corpus.folder / f"train-nll-{options.counts}-{'-'.join(map(str, options.cache))}.npy"
+    if not file.exists():
         mixture, found = open_mixture(options, corpus, 0), []
         for start, end in pairwise(bounds):
             others = np.append(tokens[:start], tokens[end:])
@@ -42,18 +34,8 @@ def train_nll(corpus: Corpus, options: MixtureOptions) -> np.ndarray | None:
             seen = Stream(mixture).read(tokens[start:end])
             mixture.fit_to(seen)
             found.append(mixture.mix(seen)[0].astype(np.float32))
-        return np.concatenate(found)
-
-    enough = options.counts and len(tokens) >= FOLDS * options.counts
-    return kept(corpus, "train", options, compute) if enough else None
-
-
-def kept(corpus: Corpus, split: str, options: MixtureOptions, compute: Callable[[], np.ndarray]) -> np.ndarray:
-    """An array that is computed once, and kept beside the tokens of the corpus."""
-    file = corpus.folder / f"{split}-nll-{options.counts}-{'-'.join(map(str, options.cache))}.npy"
-    if not file.exists():
         with atomic_write(file) as opened:
-            np.save(opened, compute())
+            np.save(opened, np.concatenate(found))
     return np.load(file, mmap_mode="r")
 
 

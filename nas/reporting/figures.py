@@ -83,17 +83,18 @@ def learning_curves(metrics: list[dict], path: Path) -> None:
     save(figure, path)
 
 
-PART_COLOURS = {"network": "#9db8d2", "cache": "#e9c46a", "counts": "#a3c9a8"}
+PART_COLOURS = {"network": "#9db8d2", "states": "#d9a5b3", "cache": "#e9c46a", "counts": "#a3c9a8"}
 
 
 def gains_figure(results: dict, path: Path) -> None:
     """Bits per byte on test of the network alone, with the cache, and of the mixture. results: of results.yaml."""
     mixture = results["mixture"]
-    steps = {"network alone": results["network"]["test"], "+ cache": mixture.get("test_without_counts")}
+    steps = {"network alone": results["network"]["test"], "+ caches": mixture.get("test_without_counts")}
     steps["+ counts: the mixture" if mixture["parts"][-1] == "counts" else "the mixture"] = results["test"]
     bars = {name: metrics["bits_per_byte"] for name, metrics in steps.items() if metrics}
     figure, axes = new_figure(6, 0.8 + 0.4 * len(bars))
-    drawn = axes.barh(list(bars), list(bars.values()), color=[*PART_COLOURS.values()][: len(bars)])
+    colours = [PART_COLOURS[part] for part in ("network", "cache", "counts")[: len(bars)]]
+    drawn = axes.barh(list(bars), list(bars.values()), color=colours)
     axes.bar_label(drawn, fmt="%.4f", padding=3, fontsize=9)
     axes.set(xlabel="bits per byte on test")
     axes.invert_yaxis()

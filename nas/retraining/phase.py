@@ -3,38 +3,24 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 from torch import Tensor
 
 from models.transformer_xl import TransformerXL
 from nas.core.config import SHORT_PARTS, Config
 from nas.core.run_folder import RunFolder
 from nas.data.corpus import Corpus
-from nas.mixture import without_network
+from nas.mixture.without_network import train_nll
 from nas.training import distributed
 from nas.training.build import check_splits, open_stream
 from nas.training.device import Runtime
-from nas.training.evaluation import evaluate_split, evaluation_lengths, read_text, text_metrics
+from nas.training.evaluation import evaluate_split, evaluation_lengths
 from nas.training.optimizer import TailAverage
 from nas.training.passes import count_steps, short_share
 from nas.training.train_step import TrainStep
 from nas.training.trainer import Phase, save_checkpoint
 
 BEST = "best.pt"
-JUDGED_WEIGHTS = np.arange(1, 20) / 20  # of a network in a mixture, see judge()
 TRIAL_SHARE = 0.5  # last share of a trial's steps, over which weights are averaged
-
-
-def judge(config: Config, corpus: Corpus, nll: np.ndarray) -> dict:
-    """`valid`: the metrics of a network on valid, by the nll [N] of its tokens. `judged`: those by which a search ranks
-    networks, of the best mixture with fixed weights of the network, and cache and counts; the same without counts.
-    """
-    split, other = corpus.meta["splits"]["valid"], without_network.valid_nll(corpus, config.beside)
-    valid = text_metrics(float(nll.sum()), len(nll), split)
-    if other is None:
-        return {"valid": valid, "judged": valid}
-    mixed = (-np.logaddexp(np.log(own) - nll, np.log(1 - own) - other).sum() for own in JUDGED_WEIGHTS)
-    return {"valid": valid, "judged": text_metrics(float(min(mixed)), len(nll), split)}
 
 
 class RetrainPhase(Phase):
@@ -50,7 +36,7 @@ class RetrainPhase(Phase):
         self.model, self.corpus, self.config, self.runtime = model.to(runtime.device), corpus, config, runtime
         check_splits(config, corpus)
         tokens, short = corpus.tokens("train"), short_share(config)
-        beside = without_network.train_nll(corpus, config.beside) if config.train.residual else None
+        beside = train_nll(corpus, config.beside) if config.train.residual else None
         self.stream = open_stream(tokens, config, runtime, beside=beside)
         self.total_steps = count_steps(config, len(tokens))
         self.train_weights = TrainStep(model, config.train, self.total_steps, runtime, short_share=short, until=until)
@@ -88,15 +74,13 @@ class RetrainPhase(Phase):
             return evaluate_split(config, model, model.blocks, self.corpus, "valid", self.runtime)
 
     def trial_metrics(self) -> dict:
-        """What judge() returns, of the trial's mean."""
+        """Metrics on valid of the trial's mean."""
         config, short = self.config, self.config.train.segment // SHORT_PARTS
         # Before long segments begin, the model has not learned to attend much farther than in short ones.
         if self.until <= self.train_weights.short_steps:
             segment, memory = (min(length, short) for length in evaluation_lengths(config))
             config = replace(config, evaluate=replace(config.evaluate, segment=segment, memory=memory))
-        with self.trial_average.in_use():
-            nll, _ = read_text(config, self.model, self.corpus.tokens("valid"), self.runtime)
-        return judge(config, self.corpus, nll)
+        return self.metrics(self.trial_average, config)
 
     def state_dict(self) -> dict:
         trial = {"until": self.until, "average": self.trial_average.state_dict()}

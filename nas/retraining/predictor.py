@@ -13,7 +13,7 @@ from nas.costs.flops import count_flops
 from nas.costs.measurement import device_conditions, measure_pattern, size_conditions
 from nas.data.corpus import Corpus
 from nas.mixture.mixture import Mixture, open_mixture
-from nas.retraining.phase import BEST, RetrainPhase, judge
+from nas.retraining.phase import BEST, RetrainPhase
 from nas.training import distributed
 from nas.training.build import check_splits
 from nas.training.device import Runtime
@@ -86,10 +86,9 @@ def predictor_metrics(config: Config, corpus: Corpus, read: dict | None, width: 
         return text_metrics(float(nll.sum()), len(nll), corpus.meta["splits"][split])
 
     network = read and {split: metrics(split, nll) for split, (nll, _) in read.items()}
-    judged = read and judge(config, corpus, read["valid"][0])["judged"]
     mixture = open_mixture(config.beside, corpus, width)
     if not mixture:
-        return network | {"judged": judged, "network": network, "mixture": None}, None
+        return network | {"network": network, "mixture": None}, None
     alone, tokens = read or dict.fromkeys(SPLITS, (None, None)), corpus.tokens("test")
     valid = metrics("valid", mixture.fit(mixture.look(corpus.tokens("valid"), *alone["valid"])))
     start = time.perf_counter()
@@ -106,8 +105,7 @@ def predictor_metrics(config: Config, corpus: Corpus, read: dict | None, width: 
     parts = [mixture.parts[part] for part in shares[shown].argmax(axis=1)]
     p = [round(math.exp(-own), 4) for own in nll[shown]]
     about["sample"] = [list(one) for one in zip(texts, parts, p, strict=True)]
-    judged = judged or valid
-    return {"valid": valid, "test": test, "judged": judged, "network": network, "mixture": about}, mixture
+    return {"valid": valid, "test": test, "network": network, "mixture": about}, mixture
 
 
 def valid_prediction(pattern_file: dict, config: Config, corpus: Corpus, runtime: Runtime) -> dict:

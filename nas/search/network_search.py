@@ -100,10 +100,12 @@ def open_search(config: Config, folder: Path, runtime: Runtime) -> Strategy:
     networks = first_candidates(config, tables, limit)
     if not networks:
         least, shape = min((cheapest(config, table), shape) for shape, table in tables.items())
+        own = tables[shape].mixture
+        mixed = f" ({own:.4g} of them for caches and counts; mixture.states=0 takes less)" if own else ""
         raise InputError(
             f"no network is within search.latency.target={config.search.latency.target}: the cheapest, of {shape[0]} "
             f"pieces and width {shape[1]}, costs {least_ratio(least / costs.reference_cost)} of the reference, "
-            f"{for_text(least, costs.unit)}; give at least that, or smaller sizes"
+            f"{for_text(least, costs.unit)}{mixed}; give at least that, or smaller sizes"
         )
     return Strategy(Trials(config, candidates.corpora, folder, runtime), costs, budget, networks)
 

@@ -175,7 +175,7 @@ class Trials:
         results = self.train(networks, share)
         self.failed -= results.keys()
         self.results |= results
-        points = [Point(network, share, result["judged"]["bits_per_byte"]) for network, result in results.items()]
+        points = [Point(network, share, result["valid"]["bits_per_byte"]) for network, result in results.items()]
         self.points += points
         best = min(points, key=lambda point: point.loss)
         print(f"the best of these: {best.network}, {best.loss:.4f} bits per byte on valid", flush=True)
