@@ -2,7 +2,7 @@
 
 The search finds the best network within the budget. Beside it, the usual network is trained: interleaved attention and
 dense blocks of the sizes in CONFIG.yaml, as many as the budget allows. At the end both are timed in the same rounds.
-The last line names the network to use: the usual one if it is better on valid.
+The last line names the model to use: the usual one if it is better on valid, or cache and counts alone.
 Repeat the command after an interruption: finished stages are not repeated.
 """
 

@@ -148,7 +148,7 @@ def describe_network(one: dict) -> str:
     alone = f"alone {quality_of(one, 'network_')}, {one['ms_per_1000_bytes']:.3g} ms for 1,000 bytes"
     if one["bits_per_byte"] == one["network_bits_per_byte"]:
         return f"{sizes}: {alone}"
-    more = f"with cache and counts {quality_of(one)}, {one['mixture_ms_per_1000_bytes']:.2g} ms more"
+    more = f"with caches and counts {quality_of(one)}, {one['mixture_ms_per_1000_bytes']:.2g} ms more"
     return f"{sizes}: {alone}; {more}"
 
 
