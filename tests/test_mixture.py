@@ -248,7 +248,7 @@ def test_results_hold_the_network_and_the_mixture_and_scores_repeat_them(mixed, 
         if name == "network":
             assert score.network.metrics["nll"] == pytest.approx(results["network"]["test"]["nll"], rel=1e-6)
             shown = succeed("score", run, text_folder / "test.txt")
-            assert "mixture of network, states, cache 1, cache 2, cache 3, cache 5, counts; the network alone has" in shown
+            assert "of network, states, cache 1, cache 2, cache 3, cache 5, counts; the network alone has" in shown
         else:
             assert results["network"] is None and results["pattern"] == [] and score.network is None
 

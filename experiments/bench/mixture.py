@@ -1,7 +1,8 @@
 """What a mixture adds to the time of its network: `python experiments/bench/mixture.py RUN_DIR [--count FILE]`.
 
-RUN_DIR is a training with a mixture. Scoring and generation are timed with and without the mixture in turn, in one
-process and on one thread. --count: also count the n-grams of a text file in the vocabulary of the run, in a process.
+RUN_DIR is a training with a mixture. Scoring and generation are timed with it, without its cache of states, and
+with the network alone, in turn, in one process and on one thread. --count: also count the n-grams of a text file in the
+vocabulary of the run, in a process.
 The last line is JSON: seconds, ratios and bytes, and the time of a first import and a first call.
 """
 
@@ -13,6 +14,8 @@ import sys
 import tempfile
 import time
 from argparse import ArgumentParser
+from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -47,19 +50,22 @@ def main() -> None:
     found = {"import_s": float(subprocess.run([sys.executable, "-c", cold], capture_output=True, check=True).stdout)}
     model = load_model(arguments.run, "cpu")
     began = time.perf_counter()
-    Stream(model.mixture).read(np.zeros(2, np.int64))
+    Stream(model.mixture).read(np.zeros(2, np.int64), np.zeros((2, model.mixture.width), np.float32))
     found["first_call_s"] = time.perf_counter() - began
     tokens = np.array(Corpus(prepare(model.config.data)).tokens("test")[:SCORED])
-    times = {name: [] for name in ("network", "mixture", "token", "token_mixed")}
+    times, network = defaultdict(list), model.read_network(tokens)
+    mixtures = {"mixture": model.mixture, "without_states": replace(model.mixture, states=0)}
+    mixtures["without_states"].fit_to(mixtures["without_states"].look(tokens, *network))
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        network = model.read_network(tokens)
+        model.read_network(tokens)
         times["network"].append(time.perf_counter() - began)
-        began = time.perf_counter()
-        model.mixture.mix(model.mixture.look(tokens, *network))
-        times["mixture"].append(time.perf_counter() - began)
+        for name, mixture in mixtures.items():
+            began = time.perf_counter()
+            mixture.mix(mixture.look(tokens, *network))
+            times[name].append(time.perf_counter() - began)
     sampling, generator, predictors = Sampling(top_p=0.9), torch.Generator().manual_seed(1), {}
-    for name, mixture in (("token", None), ("token_mixed", model.mixture)):
+    for name, mixture in (("token", None), *((f"token_{name}", mixture) for name, mixture in mixtures.items())):
         lengths = evaluation_lengths(model.config)
         predictors[name] = Predictor(model.module, mixture, model.runtime, lengths, tokens[:1000], 1)
     for _ in range(3 * ROUNDS):
@@ -69,8 +75,9 @@ def main() -> None:
                 predictor.read(sampling.draw(predictor.predict(), generator))
             times[name].append((time.perf_counter() - began) / DRAWN)
     found |= {f"{name}_s": float(np.median(values)) for name, values in times.items()}
-    found["scoring_ratio"] = 1 + float(np.median(np.divide(times["mixture"], times["network"])))
-    found["generation_ratio"] = float(np.median(np.divide(times["token_mixed"], times["token"])))
+    for name in mixtures:
+        found[f"scoring_ratio_{name}"] = 1 + float(np.median(np.divide(times[name], times["network"])))
+        found[f"generation_ratio_{name}"] = float(np.median(np.divide(times[f"token_{name}"], times["token"])))
     counts = model.mixture.table
     if counts:
         found["bytes_per_n_gram"] = sum(array.nbytes for array in counts) / len(counts.last)

@@ -237,6 +237,6 @@ class Stream:
         if mixture.width:
             found += float(weights[0]) * np.exp(log_p)
         if len(terms):
-            np.add.at(found, self.states.followers, weights[1] / terms.sum() * terms)
+            np.add.at(found, self.states.followers, weights[1] / terms.sum() * terms.astype(float))
         self.cache.add(weights[mixture.cached], found)
         return found

@@ -52,7 +52,7 @@ class StateCache:
 
     def terms(self, state: np.ndarray, features: np.ndarray) -> np.ndarray:
         """The terms of the next token after a state [1, D], one for each of the last states. Writes its features."""
-        terms = np.exp(SHARPNESS * self.keys @ self.project(state)[0])
+        terms = np.exp(self.keys @ (SHARPNESS * self.project(state)[0]))
         if len(terms):
             features[:] = np.log(terms.sum()), terms.max() / terms.sum()
         return terms
