@@ -1,12 +1,13 @@
 """What cache and counts alone predict of a text. Networks learn where it fails."""
 
+import tempfile
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
 from nas.core.config import Config, MixtureOptions
-from nas.core.files import atomic_write
 from nas.data.corpus import Corpus
 from nas.mixture.counts import count_ngrams
 from nas.mixture.mixture import Stream, open_mixture
@@ -34,8 +35,9 @@ def train_nll(corpus: Corpus, options: MixtureOptions) -> np.ndarray | None:
             seen = Stream(mixture).read(tokens[start:end])
             mixture.fit_to(seen)
             found.append(mixture.mix(seen)[0].astype(np.float32))
-        with atomic_write(file) as opened:
-            np.save(opened, np.concatenate(found))
+        with tempfile.TemporaryDirectory(dir=corpus.folder, ignore_cleanup_errors=True) as temporary:
+            np.save(whole := Path(temporary) / file.name, np.concatenate(found))
+            whole.replace(file)  # trials may do the same at once
     return np.load(file, mmap_mode="r")
 
 

@@ -36,7 +36,8 @@ class RetrainPhase(Phase):
         self.model, self.corpus, self.config, self.runtime = model.to(runtime.device), corpus, config, runtime
         check_splits(config, corpus)
         tokens, short = corpus.tokens("train"), short_share(config)
-        beside = train_nll(corpus, config.beside) if config.train.residual else None
+        residual = config.train.residual
+        beside = distributed.first_on_each_node(lambda: train_nll(corpus, config.beside) if residual else None)
         self.stream = open_stream(tokens, config, runtime, beside=beside)
         self.total_steps = count_steps(config, len(tokens))
         self.train_weights = TrainStep(model, config.train, self.total_steps, runtime, short_share=short, until=until)
