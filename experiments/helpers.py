@@ -5,6 +5,7 @@ import ctypes
 import gc
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -115,7 +116,7 @@ def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus",
 
 
 class Training:
-    """A training in this process, without a run folder. The seed is config.seed.
+    """A training of a network alone, in this process, without a run folder. The seed is config.seed.
 
     after_step: called with 0 and the phase before the first step, and after each step with its number.
     """
@@ -134,6 +135,7 @@ class Training:
         from nas.training.build import build_fixed
 
         torch.manual_seed(config.seed)
+        config = replace(config, train=replace(config.train, residual=False))
         self.model = build_fixed(blocks, config, corpus.vocab_size)
         self.phase, self.steps, self.after_step = RetrainPhase(self.model, corpus, config, runtime), 0, after_step
         after_step(0, self.phase)

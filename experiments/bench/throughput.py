@@ -71,7 +71,7 @@ def make_config(segment: int, div_value: int, blocks: int = 6):
     config = Config(model=model)
     shape = {"batch_size": shape["batch"], "segment": segment, "memory": shape["memory"]}
     config.train = TrainOptions(
-        steps=10**6, optimizer="adamw", weight_decay=0.1, short_share=0.0, device="cpu", **shape
+        steps=10**6, optimizer="adamw", weight_decay=0.1, short_share=0.0, residual=False, device="cpu", **shape
     )
     config.resolve_defaults()
     config.evaluate.batch_size = shape["batch_size"]

@@ -56,7 +56,7 @@ def main() -> None:
         rows += [row(name, Path(folder)) for folder in folders.split(",")]
     if arguments.out:
         write_text(arguments.out, csv_text(rows))
-    header = ["", "blocks", "seeds", "network alone", "+ cache", "+ cache and counts", "(valid)"]
+    header = ["", "blocks", "seeds", "network alone", "+ caches", "+ caches and counts", "(valid)"]
     print(f"| {' | '.join(header)} |\n{'|---' * len(header)}|")
     for name in dict.fromkeys(one["name"] for one in rows):
         own = [one for one in rows if one["name"] == name]
