@@ -31,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,6 +86,7 @@ def make_phase(config, corpus, pattern: list[str] | None = None):
 
     runtime = set_up_device(config.seed, config.train)
     if pattern:
+        config = replace(config, train=replace(config.train, residual=False))  # these corpora have no folder
         return RetrainPhase(build_fixed(pattern, config, corpus.vocab_size), corpus, config, runtime)
     costs = count_flops(config, corpus.counts())
     return GumbelPhase(corpus, config, runtime, costs)
