@@ -19,6 +19,7 @@ from nas.core.run_folder import CONFIG, RESULTS, run_options, trial_file
 from nas.costs.measurement import timed_rounds
 from nas.data.corpus import Corpus
 from nas.jobs.tasks import Task, run_tasks, script_task, start_server, workers
+from nas.mixture.without_network import train_nll
 from nas.retraining.phase import RetrainPhase
 from nas.search.space import Network, options_of, with_sizes
 from nas.search.surrogate import Point, Text
@@ -134,6 +135,8 @@ class Trials:
     def estimate(self, networks: list[Network]) -> Estimate:
         """The seconds of a trial's start and of a whole training, if these networks are typical, from a few steps."""
         config, at_once, seconds = {"stage": "search", **asdict(self.config)}, workers(self.runtime), []
+        for corpus in self.corpora.values() if self.config.train.residual else ():
+            train_nll(corpus, self.config.beside)  # once for all trials, so it is no part of a start
         start_server()
         with TemporaryDirectory() as folder, redirect_stdout(None):
             write_yaml(Path(folder) / CONFIG, config)
