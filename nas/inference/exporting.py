@@ -16,7 +16,7 @@ from nas.data.corpus import Corpus, prepare
 from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.inference.language_model import LanguageModel, load_model
-from nas.inference.onnx_graph import evaluate_graphs, graph_reader, quantize_graph, write_graph
+from nas.inference.onnx_graph import evaluate_graphs, graph_reader, quantize_graph, stream_model, write_graph
 from nas.reporting.figures import pattern_strip
 from nas.retraining.weights import EXPORT_CONFIG, EXPORT_FORMAT, WEIGHTS, missing_training
 from nas.training.evaluation import evaluation_lengths
@@ -38,8 +38,8 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
     if form != "par":
         check_onnx()
     model, lines, compared = load_model(run, "cpu"), [], []
-    if form != "par" and not model.module:
-        raise InputError("this model is a cache and counts without a network, so there is no graph to export")
+    if form != "par":
+        stream_model(model)  # it refuses a model before a file is written
     if form == "onnx-int8":
         corpus = Corpus(prepare(model.config.data))
         check_text(run, data_digests(corpus.meta))

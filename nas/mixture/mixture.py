@@ -66,7 +66,8 @@ class Mixture:
         self.parts = first + [f"cache {order}" for order in self.cache] + ["counts"] * bool(self.counts)
         self.cached = slice(len(first), len(first) + own)  # the parts of the cache
         self.known = FEATURES * own  # the number of its features; those of the counts and of the states follow
-        self.features = self.known + max(0, 3 * self.counts - 2) + STATE_FEATURES * bool(self.states)
+        self.counted = slice(self.known, self.known + max(0, 3 * self.counts - 2))
+        self.features = self.counted.stop + STATE_FEATURES * bool(self.states)
 
     def look(self, tokens: np.ndarray, nll: np.ndarray | None, hidden: np.ndarray | None) -> Seen:
         """What the parts predict of tokens[1:], of a stream that begins with tokens [N + 1].
@@ -212,8 +213,7 @@ class Stream:
         mixture, seen, tokens = self.mixture, self.room(len(tokens)), np.ascontiguousarray(tokens, np.int64)
         self.cache.read(tokens, seen.p[:, mixture.cached], seen.features[:, : mixture.known])
         if mixture.counts:
-            counted = seen.features[:, mixture.known : mixture.known + 3 * mixture.counts - 2]
-            read_counts(tokens, *mixture.table, self.nodes, seen.p[:, -1], counted)
+            read_counts(tokens, *mixture.table, self.nodes, seen.p[:, -1], seen.features[:, mixture.counted])
         if mixture.width:
             before, unknown = np.append(self.hidden, hidden, axis=0), 1 - len(self.hidden)  # nothing precedes a first
             if self.states and len(tokens) > unknown:
@@ -227,8 +227,7 @@ class Stream:
         mixture, table, seen = self.mixture, self.mixture.table, self.room(1)
         self.cache.describe(seen.features[:, : mixture.known])
         if mixture.counts:
-            counted = seen.features[:, mixture.known : mixture.known + 3 * mixture.counts - 2]
-            describe_counts(table.backoff, table.starts, self.nodes, counted, 0)
+            describe_counts(table.backoff, table.starts, self.nodes, seen.features[:, mixture.counted], 0)
         terms = self.states.terms(self.hidden, seen.features[0, -STATE_FEATURES:]) if self.states else []
         seen.p[:] = 1  # so that the shares are the weights
         weights, found = mixture.mix(seen._replace(hidden=self.hidden))[1][0], np.zeros(mixture.vocab_size)

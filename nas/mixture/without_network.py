@@ -43,8 +43,12 @@ def train_nll(corpus: Corpus, options: MixtureOptions) -> np.ndarray | None:
 
 def measured_ms(config: Config, corpus: Corpus, width: int) -> float:
     """Milliseconds that a mixture adds to a token of a network of a width; 0 in training, or for gumbel."""
-    timing, mixture = config.search.latency.timing, open_mixture(config.beside, corpus, width)
-    if not mixture or timing == "training" or config.search.method == "gumbel":
+    timing = config.search.latency.timing
+    if (
+        timing == "training"
+        or config.search.method == "gumbel"
+        or not (mixture := open_mixture(config.beside, corpus, width))
+    ):
         return 0.0
     generated = timing == "generation"
     tokens, times = corpus.tokens("valid")[: TIMED_DRAWS if generated else TIMED_TOKENS].astype(np.int64), []
