@@ -21,7 +21,16 @@ from nas.inference.exporting import model_card
 from nas.inference.generation import Sampling
 from nas.inference.harness import Harness
 from nas.mixture.cache import DECAYS, FEATURES, Cache
-from nas.mixture.counts import USUAL_DISCOUNTS, Counts, count_ngrams, counts_distribution, read_counts
+from nas.mixture.counts import (
+    USUAL_DISCOUNTS,
+    Counts,
+    PackedCounts,
+    count_ngrams,
+    counts_distribution,
+    pack,
+    pack_within,
+    read_counts,
+)
 from nas.mixture.gate import masked_softmax, penalised_loss
 from nas.mixture.mixture import Seen, Stream, load_mixture, open_mixture
 from nas.mixture.states import StateCache, principal_directions
@@ -70,21 +79,67 @@ def kneser_ney(text: list[int], order: int):
     return p
 
 
+def exact_counts(text: np.ndarray, order: int) -> Counts:
+    """All n-grams, whose shares are not rounded."""
+    orders = count_ngrams(text, V, order)
+    share = np.concatenate([own.share for own in orders])
+    return pack(orders)._replace(codes=np.arange(len(share)), values=share).unpack(V)
+
+
 @pytest.mark.parametrize("order", [1, 2, 4])
 @pytest.mark.parametrize("length", [5, 400])
 def test_counts_are_modified_kneser_ney_and_sum_to_one(order, length):
     text, stream = random_stream(length), random_stream(60, seed=1)
-    counts, p = count_ngrams(text, V, order), kneser_ney(text.tolist(), order)
-    nodes, found = np.full(order, -1, np.int64), np.zeros(1)
-    for place, token in enumerate(stream):
-        context = tuple(stream[max(0, place - order + 1) : place].tolist())
-        expected = [p(other, context) for other in range(V)]
-        whole = np.zeros(V)
-        counts_distribution(*counts, nodes, 1.0, whole)
-        np.testing.assert_allclose(whole, expected, rtol=1e-5)
-        assert whole.sum() == pytest.approx(1, abs=1e-6)
-        read_counts(stream[place : place + 1], *counts, nodes, found, np.zeros((1, 3 * order - 2)))
-        assert found[0] == pytest.approx(whole[token], rel=1e-9)
+    p, orders = kneser_ney(text.tolist(), order), count_ngrams(text, V, order)
+    tables = {"exact": exact_counts(text, order)}
+    tables |= {f"{most} n-grams": pack(orders, most).unpack(V) for most in (None, 20, 0)}  # rounded
+    for name, counts in tables.items():
+        nodes, found = np.full(order, -1, np.int64), np.zeros(1)
+        for place, token in enumerate(stream):
+            context, whole = tuple(stream[max(0, place - order + 1) : place].tolist()), np.zeros(V)
+            counts_distribution(*counts, nodes, 1.0, whole)
+            assert whole.sum() == pytest.approx(1, abs=1e-6)
+            if name in ("exact", "None n-grams"):
+                expected, off = [p(other, context) for other in range(V)], 1e-5 if name == "exact" else 0.15
+                np.testing.assert_allclose(whole, expected, rtol=off)
+            read_counts(stream[place : place + 1], *counts, nodes, found, np.zeros((1, 3 * order - 2)))
+            assert found[0] == pytest.approx(whole[token], rel=1e-9)
+
+
+def test_the_counts_keep_the_n_grams_without_which_the_text_loses_most(tmp_path):
+    text, order = random_stream(400), 3
+    p, orders, grams = (
+        kneser_ney(text.tolist(), order),
+        count_ngrams(text, V, order),
+        [[(token,) for token in range(V)]],
+    )
+    for own in orders[1:]:
+        grams.append([(*grams[-1][parent], int(last)) for parent, last in zip(own.parents, own.last, strict=True)])
+    lost = {}
+    for n in (3, 2):  # a context is worth as much as the best n-gram that needs it
+        places = [tuple(text[i : i + n]) for i in range(len(text) - n + 1)]
+        for gram in grams[n - 1]:
+            rest = [other for other in range(V) if (*gram[:-1], other) not in grams[n - 1]]
+            backoff = sum(p(other, gram[:-1]) for other in rest) / sum(p(other, gram[1:-1]) for other in rest)
+            own = p(gram[-1], gram[:-1])
+            occurrences = sum(place[:-1] == gram[:-1] for place in places)
+            lost[gram] = occurrences * own * math.log(own / (backoff * p(gram[-1], gram[1:-1])))
+            lost[gram] = max([lost[gram], *(lost[longer] for longer in lost if longer[:-1] == gram)])
+    for most in (10, 40, 100):
+        counts, limit = pack(orders, most), sorted(lost.values())[-most - 1]
+        kept = [gram for gram in lost if lost[gram] > (1 + 1e-5) * limit]
+        assert 0.7 * most < len(kept) <= most and len(counts.last) == V + len(kept)
+        assert int(counts.children[:V].sum()) == sum(len(gram) == 2 for gram in kept)
+        contexts = np.repeat(np.arange(V), counts.children[:V])
+        pairs = list(zip(contexts.tolist(), counts.last[V:].tolist(), strict=False))
+        assert pairs == sorted(gram for gram in kept if len(gram) == 2)
+    for size in (2000, 2300):
+        file = tmp_path / "counts.npz"
+        file.write_bytes(pack_within(orders, size))
+        assert 0.93 * size < file.stat().st_size <= size
+        assert len(Counts.load(file, V).last) > V
+    with pytest.raises(InputError, match=r"the counts of single tokens take [\d,]+ bytes, and only 100 are left"):
+        pack_within(orders, 100)
 
 
 def naive_cache(stream: list[int], order: int, decay: float) -> list[dict[int, float]]:
@@ -278,8 +333,8 @@ def test_a_damaged_or_foreign_mixture_gets_one_line(mixed, tmp_path):
         return run
 
     run = copy()
-    (run / "mixture/counts/p.npy").write_bytes((run / "mixture/counts/p.npy").read_bytes()[:-4])
-    with pytest.raises(InputError, match=r"p.npy is missing or damaged: it is not the file of mixture.json"):
+    (run / "mixture/counts.npz").write_bytes((run / "mixture/counts.npz").read_bytes()[:-4])
+    with pytest.raises(InputError, match=r"counts.npz is missing or damaged: it is not the file of mixture.json"):
         load_mixture(run)
     assert load_mixture(mixed["network"])  # each run has its own files
     run = copy()
@@ -296,7 +351,7 @@ def test_a_damaged_or_foreign_mixture_gets_one_line(mixed, tmp_path):
         {"counts_sha256": None},
     ):
         (run / "mixture/mixture.json").write_text(json.dumps(settings | edit))
-        with pytest.raises(InputError, match=r"is damaged"):
+        with pytest.raises(InputError, match="damaged"):
             load_mixture(run)
     (run / "mixture/mixture.json").write_text(json.dumps(settings | {"vocabulary_sha256": "0"}))
     with pytest.raises(InputError, match="belongs to another vocabulary"):
@@ -304,9 +359,13 @@ def test_a_damaged_or_foreign_mixture_gets_one_line(mixed, tmp_path):
     (run / "mixture/mixture.json").unlink()
     with pytest.raises(InputError, match=r"mixture.json is missing; remove .*results.yaml and continue the training"):
         load_mixture(run)
-    np.save(run / "mixture/counts/starts.npy", np.zeros(3, np.uint32))
-    with pytest.raises(InputError, match="its arrays are not of one table"):
-        Counts.load(run / "mixture/counts", settings["vocab_size"])
+    file = run / "mixture/counts.npz"
+    with np.load(mixed["network"] / "mixture/counts.npz") as content:
+        packed = PackedCounts(**content)
+    for edit in ({"children": packed.children[:-1]}, {"values": 2 * packed.values}, {"last": packed.last + 1}):
+        file.write_bytes(packed._replace(**edit).to_bytes())
+        with pytest.raises(InputError, match="it must hold counts of"):
+            Counts.load(file, settings["vocab_size"])
 
 
 @pytest.mark.slow
@@ -365,7 +424,8 @@ def test_the_predictor_without_a_network_has_not_seen_the_tokens_that_a_network_
     kept.unlink()
     assert nll.mean() > math.log(V) and len(nll) == 4000
     tokens, nodes, found = made.tokens("train"), np.full(5, -1, np.int64), np.zeros(4000)
-    read_counts(tokens, *count_ngrams(tokens, made.vocab_size, 5), nodes, found, np.zeros((4000, 13), np.float32))
+    counts = pack(count_ngrams(tokens, made.vocab_size, 5)).unpack(made.vocab_size)
+    read_counts(tokens, *counts, nodes, found, np.zeros((4000, 13), np.float32))
     assert -np.log(found).mean() < 0.6 * math.log(V)  # by counts of the same text
 
 

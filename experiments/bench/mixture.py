@@ -26,7 +26,7 @@ import torch
 from nas.data.corpus import Corpus, prepare
 from nas.inference.generation import Predictor, Sampling
 from nas.inference.language_model import load_model
-from nas.mixture.counts import count_ngrams
+from nas.mixture.counts import count_ngrams, pack
 from nas.mixture.mixture import Stream
 from nas.training.evaluation import evaluation_lengths
 
@@ -42,7 +42,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if arguments.peak:
         tokens, began = np.load(arguments.peak), time.perf_counter()
-        nodes = len(count_ngrams(tokens, int(tokens.max()) + 1, ORDER).last)
+        nodes = len(pack(count_ngrams(tokens, int(tokens.max()) + 1, ORDER)).last)
         peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         print(json.dumps({"count_s": time.perf_counter() - began, "n_grams": nodes, "peak_bytes": peak}))
         return
@@ -78,9 +78,8 @@ def main() -> None:
     for name in mixtures:
         found[f"scoring_ratio_{name}"] = 1 + float(np.median(np.divide(times[name], times["network"])))
         found[f"generation_ratio_{name}"] = float(np.median(np.divide(times[f"token_{name}"], times["token"])))
-    counts = model.mixture.table
-    if counts:
-        found["bytes_per_n_gram"] = sum(array.nbytes for array in counts) / len(counts.last)
+    if model.mixture.file:
+        found["bytes_per_n_gram"] = model.mixture.file.stat().st_size / len(model.mixture.table.last)
     if arguments.count:
         found["text_bytes"] = arguments.count.stat().st_size
         with tempfile.TemporaryDirectory() as folder:

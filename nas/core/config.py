@@ -17,6 +17,8 @@ PIECES = "bpe", "unigram"  # tokenizers that are trained on the text
 LEARNING_RATES = {"muon": 0.01, "adamw": 0.006}  # of AdamW, by train.optimizer
 MULTIPLE = re.compile(r"\d+(\.\d+)?x")  # a size, such as 4x of d_model
 TIME = re.compile(r"(\d+(?:\.\d+)?) ?ms")  # a budget for 1,000 bytes of text
+SIZE, UNITS = re.compile(r"(\d+(?:\.\d+)?) ?(kB|MB|GB)"), {"kB": 1e3, "MB": 1e6, "GB": 1e9}
+COUNTS_SHARE = 0.25  # of search.size.target, for the counts beside the networks of a search
 
 # Marks of options.
 BY_TRIALS, GUMBEL = "trials", "gumbel"  # only this search method has it
@@ -60,6 +62,12 @@ def milliseconds(budget: float | str) -> float | None:
     return float(absolute[1]) if absolute else None
 
 
+def bytes_of(size: int | str | None) -> int | None:
+    """The bytes of a size such as 8MB."""
+    found = SIZE.fullmatch(size) if isinstance(size, str) else None
+    return int(float(found[1]) * UNITS[found[2]]) if found else size
+
+
 def is_set(values: list) -> bool:
     return len({*values}) == len(values)
 
@@ -82,6 +90,7 @@ Widths = Annotated[list[Even], Rule("{} of different even numbers, such as [64, 
 CostSource = Literal["none", "flops", "measured", "onnx"]
 CostTableFile = Annotated[str, Rule("a file such as table.yaml", lambda name: name.endswith(".yaml"))]
 Time = Annotated[str, Rule("a time such as 2.5ms", milliseconds)]
+Size = Annotated[str, Rule("a size such as 8MB or 500kB", SIZE.fullmatch)]
 
 
 @dataclass
@@ -111,9 +120,14 @@ class ModelOptions:
         [], "adaptive softmax: first id of each tail; auto: the fastest; []: full softmax", NETWORK, AUTO
     )
     div_value: Count = option(1, "adaptive softmax: tail i has width d_model / div_value^i; 1 if tied", NETWORK)
-    tie_embeddings: bool = option(False, "share the weights of the embedding and the output layer", NETWORK)
+    tie_embeddings: bool | Auto = option(
+        "auto", "share the weights of embedding and output layer; auto: with search.size.target", NETWORK, AUTO
+    )
     ngram_rows: Annotated[list[Count], FEW] | Auto = option(
-        "auto", "rows of hashed embeddings of the last 2, 3, ... tokens; auto: by text; []: none", NETWORK, AUTO
+        "auto",
+        "rows of hashed embeddings of the last 2, 3, ... tokens; auto: by text and size; []: none",
+        NETWORK,
+        AUTO,
     )
     grid: Grid = option([], "rows, columns, channels of images, for learned positions; []: relative ones", NETWORK)
     recompute: bool = option(False, "recompute blocks in the backward pass: less memory, more time", STEP_COSTS)
@@ -196,6 +210,14 @@ class LatencyOptions:
 
 
 @dataclass
+class SizeOptions:
+    target: Count | Size | None = option(
+        None, "bytes, or such as 8MB, of all that ships: weights, vocabulary, counts; null: any", BY_TRIALS
+    )
+    weights: Literal["int8", "float32"] = option("int8", "format of the weights that ship, see nas.export", BY_TRIALS)
+
+
+@dataclass
 class SearchOptions:
     operations: Operations = option([], "candidates of each block, with their sizes ([]: those of the method)")
     vocab_size: Vocabularies | Auto = option([], "vocabularies to choose from; auto; []: data.vocab_size", BY_TRIALS)
@@ -210,6 +232,7 @@ class SearchOptions:
     temperature: TemperatureOptions = section(TemperatureOptions, GUMBEL)
     optimizer: LogitsOptimizerOptions = section(LogitsOptimizerOptions, GUMBEL)
     latency: LatencyOptions = section(LatencyOptions)
+    size: SizeOptions = section(SizeOptions)
 
 
 @dataclass
@@ -228,6 +251,9 @@ class MixtureOptions:
         [1, 2, 3, 5], "cache of what followed the last n - 1 tokens of the stream, for each n; []: none"
     )
     counts: Annotated[Natural, at_most(8)] = option(5, "order of the n-gram counts of all training text; 0: none")
+    size: Count | Size | None = option(
+        None, f"of the counts, in bytes or such as 2MB; null: all, or {COUNTS_SHARE:g} of search.size.target", TRIAL
+    )
 
 
 @dataclass
@@ -265,6 +291,9 @@ class Config:
             self.train.lr = LEARNING_RATES[self.train.optimizer]
         if self.data.tokenizer == "bytes":  # there are always 256
             self.data.vocab_size = None
+        self.search.size.target, self.mixture.size = bytes_of(self.search.size.target), bytes_of(self.mixture.size)
+        if self.search.size.target and self.mixture.size is None:
+            self.mixture.size = int(COUNTS_SHARE * self.search.size.target)
 
 
 @cache

@@ -18,6 +18,7 @@ from nas.core.run_folder import PATTERN, PI
 FORMAT = "par-pattern/2"
 # The shape in a pattern file, and the options that it replaces
 SHAPE_OPTIONS = {"vocab_size": "data.vocab_size", "d_model": "model.d_model", "heads": "model.heads"}
+SHAPE_OPTIONS |= {"counts_bytes": "mixture.size"}
 # Keys of a pattern file; derive.py writes all of them.
 KEYS = {"format", *SHAPE_OPTIONS, "blocks", "sizes", "confidence", "flops_ratio_to_interleaved", "latency"}
 KEYS |= {"model", "data", "derived_from"}

@@ -16,7 +16,8 @@ class CostTable:
 
     holds_for: the conditions of measured costs. quartiles: of measured costs; the overhead has its own.
     reference_cost: of the reference for as much text; None: the reference is interleaved with as many blocks.
-    mixture: the cost of cache and counts beside a network, which cost() leaves out.
+    mixture: the cost of cache and counts beside a network, which cost() leaves out. bytes: of each operation. room: the
+    bytes that search.size.target leaves for blocks, beside counts of mixture.size; None: any number.
     """
 
     unit: str  # FLOPS or MILLISECONDS
@@ -26,10 +27,16 @@ class CostTable:
     holds_for: dict = field(default_factory=dict)
     reference_cost: float | None = None
     mixture: float = 0.0
+    bytes: dict[str, int] = field(default_factory=dict)
+    room: int | None = None
 
     def cost(self, blocks: list[str]) -> float:
         """Cost of a whole model with these blocks."""
         return self.overhead + sum(self.blocks[name] for name in blocks)
+
+    def spare(self, blocks: list[str]) -> int:
+        """The bytes of the room that blocks do not take; 0 for any room."""
+        return 0 if self.room is None else self.room - sum(self.bytes[name] for name in blocks)
 
     def reference(self, blocks: int) -> float:
         """Cost of the reference: reference_cost, or that of interleaved with `blocks` blocks."""

@@ -195,9 +195,12 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
     ]
     origin = {"runs": [str(run.path) for run in choice.runs], "steps": [run.step for run in choice.runs]}
     origin |= {"latency_budget": choice.budget, "trials": choice.trials, "trial": choice.trial and str(choice.trial)}
+    shape, counts = shape_of(first.options), first.options["mixture.size"]
+    if costs.room is not None and counts:
+        shape["counts_bytes"] = counts + costs.spare(blocks)
     return {
         "format": FORMAT,
-        **shape_of(first.options),
+        **shape,
         "blocks": blocks,
         "sizes": {name: resolve_block(name, first.config.shape)[1] for name in dict.fromkeys(blocks)},
         "confidence": confidence,

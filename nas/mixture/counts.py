@@ -1,64 +1,114 @@
 """Counts: an n-gram model of the training text with interpolated modified Kneser-Ney smoothing (Chen and Goodman 1998,
 "An Empirical Study of Smoothing Techniques for Language Modeling", section 3), in sorted arrays.
 
+    p(token | context) = share(context, token) + rest(context) * p(token | shorter context)
+
+The share of an n-gram is its discounted count, relative to all of its context, and rest is what the shares leave. So
+distributions sum to 1 whichever n-grams are left out, and however shares are rounded.
+
 An n-gram of order n is a node of a trie. Its children are the n-grams of order n + 1 that begin with it, sorted by
 their last token. The nodes of one order follow those of the order before, so a node is an index. V tokens, G nodes.
 """
 
+import io
 import tempfile
-from contextlib import suppress
+import zipfile
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
+from scipy.special import expit, logit
 
 from nas.core.errors import InputError
 from nas.data.corpus import Corpus
 
 USUAL_DISCOUNTS = 0.5, 1.0, 1.5  # of n-grams that occur once, twice and more often, where the text is too short
+CODES = 256  # of shares
+SMALLEST = 1e-9  # share: that of a token that the text lacks is 0
+LARGEST_SUM = 1 - 1e-6  # of the shares in a context
+PACKINGS, FULL = 6, 0.99  # attempts to fill a size, and the share of it that they aim at
 
 
 class Counts(NamedTuple):
-    """The trie. last: the last token of each node [G]. p: its probability after the tokens before it, float32 [G].
+    """The trie. last: the last token of each node [G]. share: float32 [G]; of a single token it is the probability.
 
-    backoff: the factor of shorter contexts for tokens that are no child, float32, of the nodes below the highest order.
-    starts: the first child of each of these nodes, and the end of the last children, uint32.
+    rest: float32, of the nodes below the highest order. starts: the first child of each of these nodes, and the end of
+    the last children, uint32.
     """
 
     last: np.ndarray
-    p: np.ndarray
-    backoff: np.ndarray
+    share: np.ndarray
+    rest: np.ndarray
     starts: np.ndarray
 
-    def save(self, folder: Path) -> None:
-        """Write an .npy file for each array."""
-        folder.mkdir(exist_ok=True)
-        for name, array in self._asdict().items():
-            np.save(folder / f"{name}.npy", array)
-
     @classmethod
-    def load(cls, folder: Path, vocab_size: int) -> "Counts":
-        """Map the files into memory. Raises InputError if one is missing or damaged, or for another vocabulary."""
+    def load(cls, file: Path, vocab_size: int) -> "Counts":
+        """Read an .npz file of PackedCounts. Raises InputError if it is missing or damaged, or of other tokens."""
         try:
-            counts = cls(*(np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r")) for name in cls._fields))
-        except (OSError, ValueError, EOFError):
-            raise InputError(f"{folder} is damaged: it must hold last, p, backoff and starts.npy") from None
-        nodes = len(counts.last)
-        same = len(counts.p) == nodes and len(counts.starts) == len(counts.backoff) + 1 and counts.starts[-1] == nodes
-        # Compiled loops use both as places without a check.
-        if not same or not (np.diff(counts.starts.astype(np.int64)) >= 0).all() or counts.last.max() >= vocab_size:
-            raise InputError(f"{folder} is damaged: its arrays are not of one table of {vocab_size} tokens")
-        return counts
+            with np.load(file) as content:
+                return PackedCounts(**content).unpack(vocab_size)
+        except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile):
+            raise InputError(f"{file} is missing or damaged: it must hold counts of {vocab_size} tokens") from None
 
 
-def count_ngrams(tokens: np.ndarray, vocab_size: int, order: int) -> Counts:
+class PackedCounts(NamedTuple):
+    """The trie in a file. codes: the index of each node's share among `values`, uint8 [G]. values: float32 [CODES].
+
+    last: as in Counts. children: their number, of each node below the highest order.
+    """
+
+    last: np.ndarray
+    codes: np.ndarray
+    values: np.ndarray
+    children: np.ndarray
+
+    def to_bytes(self) -> bytes:
+        """The content of an .npz file."""
+        np.savez_compressed(file := io.BytesIO(), **self._asdict())
+        return file.getvalue()
+
+    def unpack(self, vocab_size: int) -> Counts:
+        """Raises ValueError if the arrays are not of one trie, because compiled loops use them as places unchecked."""
+        starts = np.cumsum(np.append(vocab_size, self.children.astype(np.int64)))
+        nodes, share = len(self.last), self.values.astype(np.float64)[self.codes]
+        first = self.last[:vocab_size]
+        if not starts[-1] == nodes == len(share) or len(first) < vocab_size or self.last.max() >= vocab_size:
+            raise ValueError("arrays of different tries")
+        rest = 1 - sum_of_children(share, vocab_size, self.children)
+        if not (np.isfinite(rest).all() and min(rest.min(), share.min()) >= 0):
+            raise ValueError("shares that are none")
+        share[:vocab_size] += rest[0] / vocab_size
+        return Counts(self.last, share.astype(np.float32), rest[1:].astype(np.float32), starts.astype(np.uint32))
+
+
+def sum_of_children(share: np.ndarray, vocab_size: int, children: np.ndarray) -> np.ndarray:
+    """The summed shares [G] of the children of the empty context and of each node that has a number of them."""
+    parents = np.repeat(np.arange(len(children) + 1), np.append(vocab_size, children))
+    return np.bincount(parents, share, len(children) + 1)
+
+
+class Order(NamedTuple):
+    """The n-grams of one order. parents: the index of each one's context in the order before.
+
+    lost: nats that the training text loses without it (Stolcke 1998, arXiv cs/0006025; but nothing is normalised anew,
+    because the share goes to the shorter context). last, share: as in Counts.
+    """
+
+    last: np.ndarray
+    parents: np.ndarray
+    share: np.ndarray
+    lost: np.ndarray
+
+
+def count_ngrams(tokens: np.ndarray, vocab_size: int, order: int) -> list[Order]:
     """The n-grams up to an order of a text [T]. The first token of the text counts as one with a token before it."""
     dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32  # small types, because texts may be large
     tokens = tokens.astype(np.uint32)
     ranks, own = tokens, np.bincount(tokens, minlength=vocab_size)  # the node of each place, within its order
-    last, counts, first = [np.arange(vocab_size, dtype=dtype)], [own], [int(tokens[0])]
-    parents, suffixes = [None], [None]  # of each order, as last and counts
+    last, seen, first = [np.arange(vocab_size, dtype=dtype)], [own], [int(tokens[0])]
+    parents, suffixes = [np.zeros(vocab_size, np.uint32)], [0]  # of each order, as last and seen
     for n in range(2, min(order, len(tokens)) + 1):
         keys = ranks[: len(tokens) - n + 1] * np.int64(vocab_size) + tokens[n - 1 :]
         places = np.argsort(keys)
@@ -70,32 +120,23 @@ def count_ngrams(tokens: np.ndarray, vocab_size: int, order: int) -> Counts:
         ranks[places] = np.repeat(np.arange(len(begins), dtype=np.uint32), number)
         parents.append((keys[begins] // vocab_size).astype(np.uint32))
         last.append((keys[begins] % vocab_size).astype(dtype))
-        counts.append(number)
+        seen.append(number)
         first.append(int(ranks[0]))
-    for n in range(len(counts) - 1):  # below the highest order: the number of different tokens before
-        counts[n] = np.bincount(suffixes[n + 1], minlength=len(last[n])).astype(np.uint32)
-        counts[n][first[n]] += 1
-    p, backoff, starts, nodes = [1 / vocab_size], [], [], np.cumsum([0, *map(len, last)])
-    for n, number in enumerate(counts):
-        lost = discounts_of(number)[np.minimum(number, 3)]
-        if n == 0:
-            p.append((number - lost) / number.sum() + lost.sum() / number.sum() / vocab_size)
-            continue
-        size, parent = len(last[n - 1]), parents[n]
-        total = np.bincount(parent, number, size)
-        backoff.append(np.where(total, np.bincount(parent, lost, size) / np.maximum(total, 1), 1).astype(np.float32))
-        own = backoff[-1][parent]
-        own *= p[-1][suffixes[n]]
-        own += (number - lost) / total[parent]
-        p.append(own.astype(np.float32))
-        counts[n] = parents[n] = suffixes[n] = None
-        starts.append(nodes[n] + np.cumsum(np.append(0, np.bincount(parent, minlength=size)[:-1])))
-    return Counts(
-        np.concatenate(last),
-        np.concatenate(p[1:]).astype(np.float32),
-        np.concatenate([*backoff, []]).astype(np.float32),
-        np.concatenate([*starts, nodes[-1:]]).astype(np.uint32),
-    )
+    orders, p, size = [], np.array([1 / vocab_size]), 1
+    for n, number in enumerate(seen):
+        own, occurrences = parents[n], np.bincount(parents[n], number, size)  # of each context
+        if n + 1 < len(seen):  # below the highest order: the number of different tokens before
+            number = np.bincount(suffixes[n + 1], minlength=len(last[n])).astype(np.uint32)
+            number[first[n]] += 1
+        total = np.maximum(np.bincount(own, number, size), 1)
+        share = (number - discounts_of(number)[np.minimum(number, 3)]) / total[own]
+        backed_off = (1 - np.bincount(own, share, size))[own] * p[suffixes[n]]
+        p = share + backed_off  # of each n-gram's last token
+        lost = occurrences[own] * p * np.log(p / backed_off)
+        orders.append(Order(last[n], own, share.astype(np.float32), lost.astype(np.float32)))
+        p, size = p.astype(np.float32), len(number)
+        seen[n] = suffixes[n] = None
+    return orders
 
 
 def discounts_of(number: np.ndarray) -> np.ndarray:
@@ -108,21 +149,73 @@ def discounts_of(number: np.ndarray) -> np.ndarray:
     return found if (np.diff(found) >= 0).all() else np.array([0, *USUAL_DISCOUNTS])
 
 
-def corpus_counts(corpus: Corpus, order: int) -> Path:
-    """The folder with the counts of all of a corpus's training text. They are counted once, beside its tokens."""
-    folder = corpus.folder / f"counts-{order}"
-    if not folder.exists():
+def pack(orders: list[Order], most: int | None = None) -> PackedCounts:
+    """Single tokens, and the n-grams without which the text loses most, at most `most` of them; None: all.
+
+    Shares are rounded to the nearest of CODES values, which have the same distances in log odds.
+    """
+    lost = [order.lost for order in orders]
+    for n in range(len(orders) - 1, 1, -1):  # an n-gram stays with its context
+        lost[n - 1] = lost[n - 1].copy()
+        np.maximum.at(lost[n - 1], orders[n].parents, lost[n])
+    kept, found = [np.ones(len(own), bool) for own in lost], np.concatenate([np.zeros(0), *lost[1:]])
+    if most is not None and most < len(found):
+        limit = np.partition(found, -most - 1)[-most - 1]
+        kept[1:] = [own > limit for own in lost[1:]]
+    last, share = (
+        np.concatenate([getattr(order, name)[own] for order, own in zip(orders, kept, strict=True)])
+        for name in ("last", "share")
+    )
+    children = [np.zeros(0, np.int64)]
+    for (before, own), (stays, own_stay) in zip(pairwise(orders), pairwise(kept), strict=True):
+        children.append(np.bincount(own.parents[own_stay], minlength=len(before.last))[stays])
+    children, odds = np.concatenate(children), logit(np.maximum(share, SMALLEST).astype(float))
+    places = np.linspace(odds.min(), odds.max(), CODES)
+    values, codes = expit(places).astype(np.float32), np.searchsorted((places[1:] + places[:-1]) / 2, odds)
+    codes, vocab_size = codes.astype(np.uint8), len(orders[0].last)
+    while (full := sum_of_children(values[codes], vocab_size, children) > LARGEST_SUM).any():
+        codes[np.repeat(full, np.append(vocab_size, children)) & (codes > 0)] -= 1
+    return PackedCounts(last, codes, values, children.astype(np.uint16 if vocab_size <= 1 << 16 else np.uint32))
+
+
+def pack_within(orders: list[Order], size: int) -> bytes:
+    """The file of about the most n-grams that fit into a size in bytes. Raises InputError if single tokens do not."""
+    many = sum(len(order.last) for order in orders[1:])
+    few, best, large = 0, pack(orders, 0).to_bytes(), pack(orders).to_bytes()
+    if len(best) > size:
+        raise InputError(f"the counts of single tokens take {len(best):,} bytes, and only {size:,} are left for counts")
+    if len(large) <= size:
+        return large
+    for _ in range(PACKINGS):
+        most = few + int((many - few) * (FULL * size - len(best)) / (len(large) - len(best)))  # sizes are almost linear
+        content = pack(orders, most).to_bytes()
+        if len(content) > size:
+            many, large = most, content
+            continue
+        few, best = most, content
+        if len(best) >= (2 * FULL - 1) * size:
+            break
+    return best
+
+
+def corpus_counts(corpus: Corpus, order: int, size: int | None) -> Path:
+    """The file of the counts of all of a corpus's training text, of at most `size` bytes. They are counted once, beside
+    its tokens. Raises InputError if that is too small.
+    """
+    file = corpus.folder / f"counts-{order}{'' if size is None else f'-{size}'}.npz"
+    if not file.exists():
+        orders = count_ngrams(corpus.tokens("train"), corpus.vocab_size, order)
+        content = pack(orders).to_bytes() if size is None else pack_within(orders, size)
         with tempfile.TemporaryDirectory(dir=corpus.folder, ignore_cleanup_errors=True) as temporary:
-            count_ngrams(corpus.tokens("train"), corpus.vocab_size, order).save(whole := Path(temporary) / "counts")
-            with suppress(OSError):  # another process was faster
-                whole.rename(folder)
-    return folder
+            (whole := Path(temporary) / file.name).write_bytes(content)
+            whole.replace(file)  # another process may do the same at once
+    return file
 
 
 @njit(cache=True)
-def describe_counts(backoff, starts, nodes, features, place):
+def describe_counts(rest, starts, nodes, features, place):
     """Write what is known before the next token to features [place]: for each length of a context, whether it is the
-    longest one, and if so the logarithm of its number of children and its backoff; at last the logarithm of that.
+    longest one, and if so the logarithm of its number of children and its rest; at last the logarithm of that.
     """
     features[place], length = 0, len(nodes) - 1
     while length > 0 and (nodes[length] < 0 or starts[nodes[length]] == starts[nodes[length] + 1]):
@@ -131,20 +224,20 @@ def describe_counts(backoff, starts, nodes, features, place):
         node = nodes[length]
         features[place, 3 * length - 3] = 1
         features[place, 3 * length - 2] = np.log(np.float64(starts[node + 1] - starts[node]))
-        features[place, 3 * length - 1] = backoff[node]
-        features[place, -1] = np.log(backoff[node] + 1e-4)
+        features[place, 3 * length - 1] = rest[node]
+        features[place, -1] = np.log(rest[node] + 1e-4)
 
 
 @njit(cache=True)
-def read_counts(tokens, last, p, backoff, starts, nodes, found, features):
+def read_counts(tokens, last, share, rest, starts, nodes, found, features):
     """Predict each token and read it. nodes [order]: the node of the last n tokens, or -1, for n from 1; it is changed.
 
     Writes the probabilities to found [T], and what was known before each token to features [T, 3 * order - 2].
     """
     highest = len(nodes) - 1
     for place in range(len(tokens)):
-        token, factor, known = tokens[place], 1.0, False
-        describe_counts(backoff, starts, nodes, features, place)
+        token, factor, total = tokens[place], 1.0, 0.0
+        describe_counts(rest, starts, nodes, features, place)
         for length in range(highest, 0, -1):
             node, child = nodes[length], np.int64(-1)
             if node >= 0:
@@ -152,27 +245,24 @@ def read_counts(tokens, last, p, backoff, starts, nodes, found, features):
                 index = begin + np.searchsorted(last[begin:end], token)
                 if index < end and last[index] == token:
                     child = index
-                if not known and child >= 0:
-                    found[place], known = factor * p[child], True
-                elif not known:
-                    factor *= backoff[node]
+                    total += factor * share[child]
+                factor *= rest[node]
             if length < highest:
                 nodes[length + 1] = child
-        if not known:
-            found[place] = factor * p[token]
+        found[place] = total + factor * share[token]
         if highest:
             nodes[1] = token
 
 
 @njit(cache=True)
-def counts_distribution(last, p, backoff, starts, nodes, weight, found):
+def counts_distribution(last, share, rest, starts, nodes, weight, found):
     """Write the distribution of the next token times a weight to found [V]. nodes: as in read_counts()."""
     highest, factors = len(nodes) - 1, np.full(len(nodes), weight)
     for length in range(highest, 0, -1):
-        factors[length - 1] = factors[length] * (backoff[nodes[length]] if nodes[length] >= 0 else 1.0)
+        factors[length - 1] = factors[length] * (rest[nodes[length]] if nodes[length] >= 0 else 1.0)
     for token in range(len(found)):
-        found[token] = factors[0] * p[token]
-    for length in range(1, highest + 1):  # longer contexts replace what shorter ones gave
+        found[token] = factors[0] * share[token]
+    for length in range(1, highest + 1):
         if nodes[length] >= 0:
             for child in range(starts[nodes[length]], starts[nodes[length] + 1]):
-                found[last[child]] = factors[length] * p[child]
+                found[last[child]] += factors[length] * share[child]

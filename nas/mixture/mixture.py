@@ -28,8 +28,8 @@ from nas.mixture.gate import MOST_TOKENS, fit_gate, mix_parts
 from nas.mixture.states import DIMENSIONS, StateCache, principal_directions
 from nas.mixture.states import FEATURES as STATE_FEATURES
 
-FORMAT = "par-mixture/2"
-SETTINGS, COUNTS = "mixture.json", "counts"
+FORMAT = "par-mixture/3"
+SETTINGS, COUNTS = "mixture.json", "counts.npz"
 DEVIATIONS = 4  # standard deviations from the mean, beyond which features are cut off: the gate is not fitted there
 SAVED = "states", "cache", "counts", "width", "vocab_size", "vocabulary_sha256"  # fields of a mixture in its file
 FITTED = "gate", "bounds", "projection"
@@ -55,19 +55,25 @@ class Mixture:
     width: int  # D; 0: no network
     vocab_size: int
     vocabulary_sha256: str  # of the files of the ids
-    folder: Path  # of the counts
+    file: Path | None  # of the counts
     gate: np.ndarray | None = None  # its weights [F + D + 1, P]; None: not fitted yet
     bounds: np.ndarray | None = None  # of its features [2, F]
     projection: np.ndarray = field(default_factory=lambda: np.zeros(0))  # of states, see principal_directions()
 
     def __post_init__(self):
-        self.table = Counts.load(self.folder, self.vocab_size) if self.counts else None
+        self.table = Counts.load(self.file, self.vocab_size) if self.file else None
         first, own = ["network"] * bool(self.width) + ["states"] * bool(self.states), len(self.cache)
         self.parts = first + [f"cache {order}" for order in self.cache] + ["counts"] * bool(self.counts)
         self.cached = slice(len(first), len(first) + own)  # the parts of the cache
         self.known = FEATURES * own  # the number of its features; those of the counts and of the states follow
         self.counted = slice(self.known, self.known + max(0, 3 * self.counts - 2))
         self.features = self.counted.stop + STATE_FEATURES * bool(self.states)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Of what is fitted."""
+        shapes = {"gate": (self.features + self.width + 1, len(self.parts)), "bounds": (2, self.features)}
+        return shapes | ({"projection": (self.width + 1, min(DIMENSIONS, self.width))} if self.states else {})
 
     def look(self, tokens: np.ndarray, nll: np.ndarray | None, hidden: np.ndarray | None) -> Seen:
         """What the parts predict of tokens[1:], of a stream that begins with tokens [N + 1].
@@ -122,16 +128,16 @@ class Mixture:
         return nll, shares
 
     def save(self, folder: Path) -> None:
-        """Write mixture.json and the folder of the counts."""
+        """Write mixture.json and the counts."""
         folder.mkdir(exist_ok=True)
         if self.counts:
-            shutil.copytree(self.folder, folder / COUNTS, dirs_exist_ok=True)
+            shutil.copy(self.file, folder / COUNTS)
         content = {
             "format": FORMAT,
             "parts": self.parts,
             "decays": decays_of(self.cache),
             **{name: getattr(self, name) for name in SAVED},
-            "counts_sha256": {file.name: sha256_of(file) for file in sorted(folder.glob(f"{COUNTS}/*"))},
+            "counts_sha256": sha256_of(folder / COUNTS) if self.counts else None,
             **{name: getattr(self, name).tolist() for name in FITTED},
         }
         write_text(folder / SETTINGS, json.dumps(content) + "\n")
@@ -140,13 +146,13 @@ class Mixture:
 def open_mixture(options: MixtureOptions, corpus: Corpus, width: int) -> Mixture | None:
     """The mixture of a configuration beside a network of a width, 0: without one; None if there is nothing beside it.
 
-    Raises InputError if the training text is too short to count.
+    Raises InputError if the training text is too short to count, or mixture.size is too small.
     """
     if not options.cache and not options.counts and not (width and options.states):
         return None
     if (count := len(corpus.tokens("train"))) < options.counts:
         raise InputError(f"the train split has {count} tokens: mixture.counts={options.counts} needs as many")
-    counts = corpus_counts(corpus, options.counts) if options.counts else corpus.folder
+    counts = corpus_counts(corpus, options.counts, options.size) if options.counts else None
     digest = vocabulary_digest(corpus.folder / VOCABULARY)
     states = options.states if width else 0
     return Mixture(states, options.cache, options.counts, width, corpus.vocab_size, digest, counts)
@@ -161,7 +167,7 @@ def load_mixture(folder: Path) -> Mixture | None:
         return None
     try:
         content = json.loads(file.read_text())
-        about, digests = {name: content[name] for name in SAVED}, content["counts_sha256"].items()
+        about, digest = {name: content[name] for name in SAVED}, content["counts_sha256"]
         fitted = {name: np.array(content[name], float) for name in FITTED}
         valid = content["format"] == FORMAT and content["decays"] == decays_of(content["cache"])
         other = content["vocabulary_sha256"] != vocabulary_digest(folder / VOCABULARY)
@@ -171,14 +177,12 @@ def load_mixture(folder: Path) -> Mixture | None:
         raise InputError(f"{file} is damaged, or of another version; this one reads {FORMAT!r} with its own decays")
     if other:
         raise InputError(f"{file} belongs to another vocabulary than that in {folder / VOCABULARY}; copy both together")
-    for name, digest in digests:
-        if not (counts / name).exists() or sha256_of(counts / name) != digest:
-            raise InputError(f"{counts / name} is missing or damaged: it is not the file of {SETTINGS}")
-    mixture = Mixture(**about, folder=counts, **fitted)
-    known, width = mixture.features, mixture.width
-    shapes = {"gate": (known + width + 1, len(mixture.parts)), "bounds": (2, known)}
-    shapes |= {"projection": (width + 1, min(DIMENSIONS, width))} if mixture.states else {}
-    fits = all(fitted[name].shape == shape and np.isfinite(fitted[name]).all() for name, shape in shapes.items())
+    if about["counts"] and (not counts.exists() or sha256_of(counts) != digest):
+        raise InputError(f"{counts} is missing or damaged: it is not the file of {SETTINGS}")
+    mixture = Mixture(**about, file=counts if about["counts"] else None, **fitted)
+    fits = all(
+        fitted[name].shape == shape and np.isfinite(fitted[name]).all() for name, shape in mixture.shapes.items()
+    )
     if not fits or mixture.parts != content["parts"]:
         raise InputError(f"{file} is damaged: its weights do not belong to its parts")
     return mixture
@@ -227,7 +231,7 @@ class Stream:
         mixture, table, seen = self.mixture, self.mixture.table, self.room(1)
         self.cache.describe(seen.features[:, : mixture.known])
         if mixture.counts:
-            describe_counts(table.backoff, table.starts, self.nodes, seen.features[:, mixture.counted], 0)
+            describe_counts(table.rest, table.starts, self.nodes, seen.features[:, mixture.counted], 0)
         terms = self.states.terms(self.hidden, seen.features[0, -STATE_FEATURES:]) if self.states else []
         seen.p[:] = 1  # so that the shares are the weights
         weights, found = mixture.mix(seen._replace(hidden=self.hidden))[1][0], np.zeros(mixture.vocab_size)

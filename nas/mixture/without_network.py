@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from nas.core.config import Config, MixtureOptions
 from nas.data.corpus import Corpus
-from nas.mixture.counts import count_ngrams
+from nas.mixture.counts import count_ngrams, pack
 from nas.mixture.mixture import Stream, open_mixture
 
 FOLDS = 2  # of the training text, see train_nll(); 8 take longer, and networks are not better
@@ -19,7 +20,7 @@ TIMED_ROUNDS, TIMED_TOKENS, TIMED_DRAWS = 3, 20_000, 200
 def train_nll(corpus: Corpus, options: MixtureOptions) -> np.ndarray | None:
     """The nll [N] of all tokens of train by cache and counts alone, in nats; None without counts, or for short texts.
 
-    It is computed once, beside the tokens. The text has FOLDS parts. Each is a stream, and has counts of the other, so
+    It is computed once, beside the tokens, of all counts, whatever their size. The text has FOLDS parts. Each is a stream, and has counts of the other, so
     that it is as new as a test text.
     """
     tokens = corpus.tokens("train")
@@ -28,10 +29,10 @@ def train_nll(corpus: Corpus, options: MixtureOptions) -> np.ndarray | None:
         return None
     file = corpus.folder / f"train-nll-{FOLDS}-{options.counts}-{'-'.join(map(str, options.cache))}.npy"
     if not file.exists():
-        mixture, found = open_mixture(options, corpus, 0), []
+        mixture, found = open_mixture(replace(options, size=None), corpus, 0), []
         for start, end in pairwise(bounds):
             others = np.append(tokens[:start], tokens[end:])
-            mixture.table = count_ngrams(others, corpus.vocab_size, options.counts)
+            mixture.table = pack(count_ngrams(others, corpus.vocab_size, options.counts)).unpack(corpus.vocab_size)
             seen = Stream(mixture).read(tokens[start:end])
             mixture.fit_to(seen)
             found.append(mixture.mix(seen)[0].astype(np.float32))

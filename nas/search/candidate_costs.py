@@ -10,6 +10,7 @@ from nas.core.errors import InputError
 from nas.core.pattern import interleaved
 from nas.costs.flops import batch_shape, count_flops
 from nas.costs.measurement import Sizes, device_conditions, measure_tables, size_conditions, work_conditions
+from nas.costs.sizes import bytes_beside, operation_bytes
 from nas.data.corpus import Corpus, bytes_per_token, prepare
 from nas.mixture.without_network import measured_ms
 from nas.search.space import Network, NetworkCosts, candidate_sizes, make_network, with_sizes
@@ -74,12 +75,22 @@ def find_costs(candidates: Candidates, file: Path, runtime: Runtime, keep: bool 
         costs = NetworkCosts.read(source)
         wanted = wanted_conditions(candidates, runtime, keep)
         if not (reason := costs.differ(candidates.config, wanted, candidates.reference)):
-            return costs
+            return with_room(costs, candidates)
         if latency.table:
             given = file if source == file else f"search.latency.source={source}"
             raise InputError(f"{given} does not fit this search: {reason}; measure again with nas.latency")
         print(f"NOTICE: {file} does not fit: {reason}; measuring again", flush=True)
     return measure_costs(candidates, runtime) if latency.in_milliseconds else count_costs(candidates)
+
+
+def with_room(costs: NetworkCosts, candidates: Candidates) -> NetworkCosts:
+    """The costs with the bytes of operations and the room for them, if the search limits the size."""
+    options, tables = candidates.config, dict(costs.tables)
+    for shape, own in candidates.configs.items() if options.search.size.target else ():
+        corpus = candidates.corpora[shape[0]]
+        room = options.search.size.target - bytes_beside(own, corpus) - (options.mixture.size or 0)
+        tables[shape] = replace(tables[shape], bytes=operation_bytes(own, corpus), room=room)
+    return replace(costs, tables=tables)
 
 
 def wanted_conditions(candidates: Candidates, runtime: Runtime, keep: bool) -> dict[Sizes, dict]:
@@ -100,7 +111,7 @@ def count_costs(candidates: Candidates) -> NetworkCosts:
     for shape, own in candidates.configs.items():
         corpus = candidates.corpora[shape[0]]
         tables[shape] = count_flops(own, corpus.counts()).scaled(1000 / bytes_per_token(corpus))
-    return NetworkCosts(tables, candidates.reference)
+    return with_room(NetworkCosts(tables, candidates.reference), candidates)
 
 
 def measure_costs(candidates: Candidates, runtime: Runtime) -> NetworkCosts:
@@ -114,4 +125,4 @@ def measure_costs(candidates: Candidates, runtime: Runtime) -> NetworkCosts:
         per_text = 1000 / bytes_per_token(corpus)
         beside = per_text * measured_ms(candidates.config, corpus, shape[1])
         tables[shape] = replace(table.scaled(per_text / tokens), holds_for=holds_for, mixture=beside)
-    return NetworkCosts(tables, candidates.reference)
+    return with_room(NetworkCosts(tables, candidates.reference), candidates)

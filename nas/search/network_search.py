@@ -5,6 +5,7 @@ P networks, N blocks, O operations.
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -17,7 +18,7 @@ from nas.core.files import read_yaml, write_jsonl, write_yaml
 from nas.core.pattern import interleaved
 from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, PI, TRIALS, RunFolder, data_digests, provenance
 from nas.costs.budget import as_ratio
-from nas.costs.cost_table import for_text, least_ratio
+from nas.costs.cost_table import CostTable, for_text, least_ratio
 from nas.data.corpus import Corpus, prepare
 from nas.jobs.tasks import workers
 from nas.search.candidate_costs import candidates_of, count_costs, find_costs, open_candidates
@@ -98,6 +99,8 @@ def open_search(config: Config, folder: Path, runtime: Runtime) -> Strategy:
         budget /= costs.reference_cost
     limit = budget * costs.reference_cost
     networks = first_candidates(config, tables, limit)
+    if not networks and first_candidates(config, {s: replace(one, room=None) for s, one in tables.items()}, limit):
+        raise InputError(no_room(config, tables))
     if not networks:
         least, shape = min((cheapest(config, table), shape) for shape, table in tables.items())
         own = tables[shape].mixture
@@ -108,6 +111,16 @@ def open_search(config: Config, folder: Path, runtime: Runtime) -> Strategy:
             f"{for_text(least, costs.unit)}{mixed}; give at least that, or smaller sizes"
         )
     return Strategy(Trials(config, candidates.corpora, folder, runtime), costs, budget, networks)
+
+
+def no_room(config: Config, tables: dict) -> str:
+    """Why no network is within search.size.target, with the smallest size that has one. tables: of each shape."""
+    target, counts = config.search.size.target, config.mixture.size or 0
+    names = [name for name in config.search.operations if name != "identity"]
+    blocks = 1 if len(names) < len(config.search.operations) else config.model.blocks
+    room = max(one.spare([min(names, key=one.bytes.__getitem__)] * blocks) for one in tables.values())
+    least = math.ceil((target - counts - room) / (1 - counts / target) / 1e5) / 10
+    return f"no network is within search.size.target={target}, with counts of {counts:,} bytes; give {least}MB or more"
 
 
 def trial_estimate(strategy: Strategy, folder: Path) -> Estimate:
@@ -133,6 +146,7 @@ def choice_record(strategy: Strategy, best: Network) -> dict:
         "reference_cost": costs.reference_cost,
         "ratio": costs.ratio(best),
         "interleaved_ratio": costs.ratio(plain),
+        **size_record(strategy.config, costs.tables[best[:2]], best.blocks),
         "surrogate": {"mean_log_sizes": strategy.mean_log_sizes.tolist(), "text": trials.text._asdict()},
         "trial": {"folder": str(trials.folder / str(best)), **trials.results[best]},
         "trials": [
@@ -141,6 +155,16 @@ def choice_record(strategy: Strategy, best: Network) -> dict:
         ],
         "networks": network_records(strategy, best),
         **spent(trials),
+    }
+
+
+def size_record(config: Config, table: CostTable, blocks: Iterable[str]) -> dict:
+    """The bytes of a network with all beside it, by search.size.target; empty without one."""
+    if table.room is None:
+        return {}
+    target, counts = config.search.size.target, (config.mixture.size or 0) + table.spare(blocks)
+    return {
+        "size": {"target": target, "weights": config.search.size.weights, "counts": counts, "others": target - counts}
     }
 
 

@@ -91,8 +91,8 @@ def cheapest(config: Config, table: CostTable) -> float:
 
 
 def within_budget(table: CostTable, limit: float) -> Callable[[Iterable[str]], bool]:
-    """Whether a pattern, and cache and counts beside it, cost at most the limit. Sums may be rounded."""
-    return lambda blocks: table.cost(blocks) + table.mixture <= limit * (1 + 1e-9)
+    """Whether a pattern, and cache and counts beside it, cost at most the limit, and fit the room. Sums may be rounded."""
+    return lambda blocks: table.cost(blocks) + table.mixture <= limit * (1 + 1e-9) and table.spare(blocks) >= 0
 
 
 def neighbours(network: Network, operations: list[str], most: int) -> list[Network]:
@@ -144,6 +144,7 @@ class NetworkCosts:
         for shape, table in self.tables.items():
             own = {key: value for key, value in table.holds_for.items() if key not in shared}
             costs = {"unit": table.unit, "overhead": table.overhead, "mixture": table.mixture, "blocks": table.blocks}
+            costs |= {} if table.room is None else {"bytes": table.bytes, "room": table.room}
             records.append({"sizes": [*shape], **costs, "quartiles": table.quartiles, "conditions": own})
         about = {"per": "1,000 bytes of text", "conditions": shared, "reference": self.reference.to_dict()}
         return about | {"tables": records}

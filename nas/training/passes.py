@@ -107,14 +107,17 @@ def resolve_auto(config: Config, corpus: Corpus) -> Config:
     """The configuration with values for the training text in place of auto.
 
     The cutoffs are the cheapest ones. The rows of n-grams are few beside the tokens, and a small text has none, because
-    models learn it by heart by its n-grams. For dropout and weight decay see regularization().
+    models learn it by heart by its n-grams. With search.size.target, counts take their place, and weights of embedding
+    and output layer are tied: this costs a mixture 0.5%, for a quarter of the weights. For dropout and weight decay see regularization().
     """
     model, train, tokens, known = config.model, config.train, len(corpus.tokens("train")), {}
+    if model.tie_embeddings == "auto":
+        known["model.tie_embeddings"] = config.search.size.target is not None
     if model.cutoffs == "auto":
         cost = LayerCost(model.d_model, model.div_value, train.batch_size * train.segment)
         known["model.cutoffs"] = optimal_cutoffs(corpus.counts(), CLUSTERS, cost)
     if model.ngram_rows == "auto":
-        tables = NGRAM_TABLES if tokens >= NGRAM_TOKENS else 0
+        tables = NGRAM_TABLES if tokens >= NGRAM_TOKENS and not config.search.size.target else 0
         known["model.ngram_rows"] = [min(MOST_ROWS, tokens // TOKENS_PER_ROW)] * tables
     resolved = known_values(config, known)
     return known_values(resolved, regularization(resolved, corpus))
