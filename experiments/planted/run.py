@@ -121,7 +121,9 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
     runtime = choose_runtime(config.train)
 
     class TrialsHere(Trials):
-        """Trials in this process."""
+        """Trials in this process, of networks alone."""
+
+        gain = None
 
         def train(self, networks, share):
             for network in networks:

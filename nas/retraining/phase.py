@@ -9,11 +9,11 @@ from models.transformer_xl import TransformerXL
 from nas.core.config import SHORT_PARTS, Config
 from nas.core.run_folder import RunFolder
 from nas.data.corpus import Corpus
-from nas.mixture.without_network import train_nll
+from nas.mixture.without_network import judge, train_nll
 from nas.training import distributed
 from nas.training.build import check_splits, open_stream
 from nas.training.device import Runtime
-from nas.training.evaluation import evaluate_split, evaluation_lengths
+from nas.training.evaluation import evaluate_split, evaluation_lengths, read_text, text_metrics
 from nas.training.optimizer import TailAverage
 from nas.training.passes import count_steps, short_share
 from nas.training.train_step import TrainStep
@@ -68,20 +68,29 @@ class RetrainPhase(Phase):
                     save_checkpoint(run.path / BEST, {"step": step, "model": self.model.state_dict()})
         return metrics
 
-    def metrics(self, average: TailAverage, config: Config | None = None) -> dict:
-        """Metrics on valid of a mean of the weights, or of the weights if it has none yet. config: of the lengths."""
-        model, config = self.model, config or self.config
+    def metrics(self, average: TailAverage) -> dict:
+        """Metrics on valid of a mean of the weights, or of the weights if it has none yet."""
         with average.in_use():
-            return evaluate_split(config, model, model.blocks, self.corpus, "valid", self.runtime)
+            return evaluate_split(self.config, self.model, self.model.blocks, self.corpus, "valid", self.runtime)
 
     def trial_metrics(self) -> dict:
-        """Metrics on valid of the trial's mean."""
+        """Metrics on valid of the trial's mean: `valid` of the network, and `mixture` of it with cache and counts."""
         config, short = self.config, self.config.train.segment // SHORT_PARTS
         # Before long segments begin, the model has not learned to attend much farther than in short ones.
         if self.until <= self.train_weights.short_steps:
             segment, memory = (min(length, short) for length in evaluation_lengths(config))
             config = replace(config, evaluate=replace(config.evaluate, segment=segment, memory=memory))
-        return self.metrics(self.trial_average, config)
+        with self.trial_average.in_use():
+            nll, hidden = read_text(config, self.model, self.corpus.tokens("valid"), self.runtime)
+        beside, width, text = config.beside, self.model.d_model, self.corpus.meta["splits"]["valid"]
+
+        def metrics() -> dict:
+            both = {"valid": nll, "mixture": judge(self.corpus, beside, width, nll, hidden)}
+            return {
+                name: text_metrics(float(own.sum()), len(own), text) for name, own in both.items() if own is not None
+            }
+
+        return distributed.broadcast_from_main(metrics)
 
     def state_dict(self) -> dict:
         trial = {"until": self.until, "average": self.trial_average.state_dict()}

@@ -91,7 +91,7 @@ def cheapest(config: Config, table: CostTable) -> float:
 
 
 def within_budget(table: CostTable, limit: float) -> Callable[[Iterable[str]], bool]:
-    """Whether a pattern, and cache and counts beside it, cost at most the limit, and fit the room. Sums may be rounded."""
+    """Whether a pattern, and cache and counts beside it, cost at most the limit, and fit the room. Sums are rounded."""
     return lambda blocks: table.cost(blocks) + table.mixture <= limit * (1 + 1e-9) and table.spare(blocks) >= 0
 
 

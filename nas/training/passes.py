@@ -107,12 +107,10 @@ def resolve_auto(config: Config, corpus: Corpus) -> Config:
     """The configuration with values for the training text in place of auto.
 
     The cutoffs are the cheapest ones. The rows of n-grams are few beside the tokens, and a small text has none, because
-    models learn it by heart by its n-grams. With search.size.target, counts take their place, and weights of embedding
-    and output layer are tied: this costs a mixture 0.5%, for a quarter of the weights. For dropout and weight decay see regularization().
+    models learn it by heart by its n-grams; with search.size.target, counts take their place. For dropout and weight
+    decay see regularization().
     """
     model, train, tokens, known = config.model, config.train, len(corpus.tokens("train")), {}
-    if model.tie_embeddings == "auto":
-        known["model.tie_embeddings"] = config.search.size.target is not None
     if model.cutoffs == "auto":
         cost = LayerCost(model.d_model, model.div_value, train.batch_size * train.segment)
         known["model.cutoffs"] = optimal_cutoffs(corpus.counts(), CLUSTERS, cost)
