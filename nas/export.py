@@ -4,6 +4,8 @@ DIR gets pattern.yaml, pattern.png, vocabulary/ and README.md, a model card, and
 
 - --format par: model.safetensors and config.json. `nas.load_model(DIR)`, nas.generate and nas.score read it, without
   the text. No file runs code.
+- --format par-int8: the same with weights of int8, a quarter of the size. It evaluates both on valid, so it needs the
+  text.
 - --format onnx: model.onnx and start.npz for ONNX Runtime, without par-nas and PyTorch. The card tells how to run it.
 - --format onnx-int8: the same with weights of int8. It evaluates both graphs on valid, so it needs the text.
 """
@@ -13,7 +15,7 @@ from pathlib import Path
 
 from nas.core.errors import run_command
 
-FORMATS = "par", "onnx", "onnx-int8"
+FORMATS = "par", "par-int8", "onnx", "onnx-int8"
 
 
 def main() -> None:

@@ -18,15 +18,15 @@ from nas.data.vocabulary import VOCABULARY
 from nas.inference.language_model import LanguageModel, load_model
 from nas.inference.onnx_graph import evaluate_graphs, graph_reader, quantize_graph, stream_model, write_graph
 from nas.reporting.figures import pattern_strip
-from nas.retraining.weights import EXPORT_CONFIG, EXPORT_FORMAT, WEIGHTS, missing_training
-from nas.training.evaluation import evaluation_lengths
+from nas.retraining.weights import EXPORT_CONFIG, EXPORT_FORMAT, WEIGHTS, missing_training, quantize
+from nas.training.evaluation import evaluation_lengths, text_metrics
 
 CARD, PICTURE = "README.md", "pattern.png"
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
 def export(run: Path, out: Path, form: str = "par") -> list[str]:
-    """Export a finished training. form: par, onnx, or onnx-int8, which needs the text. Returns lines about the graph.
+    """Export a finished training. form: one of FORMATS; int8 needs the text. Returns lines about graph and quality.
 
     Raises InputError if the run has not finished, if the folder is not empty, if the text has changed, or as
     write_graph() and prepare().
@@ -35,27 +35,32 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
         raise InputError(f"{run} {missing_training(run)}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"--out {out} is not an empty folder; give another one")
-    if form != "par":
+    is_graph, is_int8 = form.startswith("onnx"), form.endswith("int8")
+    if is_graph:
         check_onnx()
     model, lines, compared = load_model(run, "cpu"), [], []
-    if form != "par":
+    if is_graph:
         stream_model(model)  # it refuses a model before a file is written
-    if form == "onnx-int8":
+    if is_int8:
         corpus = Corpus(prepare(model.config.data))
         check_text(run, data_digests(corpus.meta))
     out.mkdir(parents=True, exist_ok=True)
     model.tokenizer.save(out / VOCABULARY)
     if model.mixture:
         model.mixture.save(out / MIXTURE)
-    if form == "par":
+    if not is_graph:
         parameters = model.module.named_parameters() if model.module else ()
         weights = {name: parameter.detach().contiguous() for name, parameter in parameters}
         with atomic_write(out / WEIGHTS) as file:
-            file.write(save(weights))
+            file.write(save(quantize(weights) if is_int8 else weights))
         write_text(out / EXPORT_CONFIG, json.dumps(exported_config(model, sha256_of(out / WEIGHTS)), indent=2) + "\n")
     else:
         difference = write_graph(model, out)
         lines = [f"ONNX Runtime differs from PyTorch by at most {difference:.1g} nats for 1,000 random tokens"]
+    if form == "par-int8":
+        for name, folder in (("float32", run), ("int8", out)):
+            bits = bits_on_valid(load_model(folder, "cpu"), corpus)
+            compared.append(f"{name}: {bits:.4f} bits per byte on valid")
     if form == "onnx-int8":
         readers = {"float32": graph_reader(out)}
         quantize_graph(out)
@@ -68,8 +73,17 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
     write_yaml(out / PATTERN, {"format": FORMAT, **own, "blocks": model.pattern, "sizes": sizes})
     if model.pattern:
         pattern_strip(model.pattern, out / PICTURE)
-    write_text(out / CARD, model_card(model, read_yaml(run / RESULTS), read_yaml(run / PROVENANCE), form, compared))
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    records = read_yaml(run / RESULTS), read_yaml(run / PROVENANCE)
+    write_text(out / CARD, model_card(model, *records, form, compared, size))
     return lines + compared
+
+
+def bits_on_valid(model: LanguageModel, corpus: Corpus) -> float:
+    """The bits per byte of valid, to which the gate of a mixture is fitted."""
+    tokens, read = corpus.tokens("valid"), model.read_network(corpus.tokens("valid")) or (None, None)
+    nll = model.mixture.mix(model.mixture.look(tokens, *read))[0] if model.mixture else read[0]
+    return text_metrics(float(nll.sum()), len(nll), corpus.meta["splits"]["valid"])["bits_per_byte"]
 
 
 def exported_config(model: LanguageModel, digest: str) -> dict:
@@ -87,10 +101,13 @@ def without_folder(path: str | None) -> str | None:
     return path and Path(path).name
 
 
-def model_card(model: LanguageModel, results: dict, provenance: dict, form: str, compared: list[str]) -> str:
-    """The text of README.md. form: as in export(). compared: lines about float32 and int8."""
+def model_card(
+    model: LanguageModel, results: dict, provenance: dict, form: str, compared: list[str], size: int = 0
+) -> str:
+    """The text of README.md. form: as in export(). compared: lines about float32 and int8. size: of all other files."""
     text, config = TEMPLATE.read_text("utf-8"), model.config
     content = {"form": form, "compared": compared, "config": config, "results": results, "provenance": provenance}
+    content["size"] = size
     content |= {"letters": abbreviate(model.pattern), "blocks": model.pattern, "tokenizer": model.tokenizer}
     folders = {"origin": without_folder(config.train.init_from), "source": without_folder(config.data.source)}
     template = jinja2.Template(text, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)

@@ -4,6 +4,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -20,7 +21,8 @@ from nas.training.distributed import is_main
 from nas.training.trainer import load_checkpoint
 
 WEIGHTS, EXPORT_CONFIG, GRAPH = "model.safetensors", "config.json", "model.onnx"  # of exported folders
-EXPORT_FORMAT = "par-model/3"
+EXPORT_FORMAT = "par-model/4"
+SCALE = ".scale"  # after the name of a matrix of int8
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,26 @@ def read_trained(folder: Path) -> Trained:
         return Trained(config, pattern, load_checkpoint(folder / BEST, "model")["model"], folder / BEST)
     if content.get("weights_sha256") != sha256_of(folder / WEIGHTS):
         raise InputError(f"{folder / WEIGHTS} is damaged: its SHA-256 is not that of {EXPORT_CONFIG}")
-    return Trained(config, pattern, load_file(folder / WEIGHTS), folder / WEIGHTS)
+    return Trained(config, pattern, dequantize(load_file(folder / WEIGHTS)), folder / WEIGHTS)
+
+
+def quantize(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights as int8: each row of a matrix, its first dimension, has a scale. Vectors stay as they are."""
+    found = {}
+    for name, own in weights.items():
+        if own.dim() < 2:
+            found[name] = own
+            continue
+        scale = own.abs().amax(dim=tuple(range(1, own.dim())), keepdim=True).clamp(min=1e-12) / 127
+        found |= {name: (own / scale).round().to(torch.int8), f"{name}{SCALE}": scale}
+    return found
+
+
+def dequantize(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of quantize(), but for what was rounded. Weights that are no int8 stay as they are."""
+    scales = {name.removesuffix(SCALE): own for name, own in weights.items() if name.endswith(SCALE)}
+    own = {name: one for name, one in weights.items() if not name.endswith(SCALE)}
+    return own | {name: own[name] * scale for name, scale in scales.items() if name in own}
 
 
 def missing_training(folder: Path) -> str:
