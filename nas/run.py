@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nas.core.config import Config
 from nas.core.config_loading import REPORT, check_search, load_config, open_plan
-from nas.core.errors import InputError, Interrupted, RunError, TooFewMinutes, interrupt_on_signals, run_command
+from nas.core.errors import CannotSearch, InputError, Interrupted, RunError, interrupt_on_signals, run_command
 from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT
 from nas.core.run_folder import (
@@ -90,11 +90,12 @@ def main() -> None:
     try:
         try:
             plan = open_plan(folder, minutes, config) or make_plan(folder, minutes, config)
-        except TooFewMinutes as error:
-            if not config.beside.counts:
+        except CannotSearch as error:
+            if not minutes or not config.beside.counts:
                 raise
             count_alone(folder, arguments)
-            print(f"NOTICE: {error} for a network; the model to use has only cache and counts: {folder / NO_NETWORK}")
+            print(f"NOTICE: no network was searched: {error}")
+            print(f"the model to use has only cache and counts: {folder / NO_NETWORK}")
             return
         run_stage(search / OUTCOME, "search.py", folder / PLAN, *run_options(search))
         run_stage(search / PATTERN, "derive.py", search)

@@ -25,7 +25,9 @@ OTHER_NAMES |= {"num_layers": "model.blocks", "layers": "model.blocks"}
 OTHER_VALUES = {"gpu": "cuda"}
 MOST_BUDGET = 10  # times the cost of the reference
 REPORT = "report.html"
-PLANNED = "train.epochs", "train.steps", "train.warmup_steps", "train.evaluate_every"  # --minutes sets them
+# --minutes sets them
+PLANNED = "train.epochs", "train.steps", "train.warmup_steps", "train.evaluate_every"
+PLANNED += "search.vocab_size", "search.d_model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

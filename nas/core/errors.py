@@ -23,8 +23,8 @@ class InputError(Exception):
     """The input cannot work. The message says what is wrong, then how to correct it. Exit status 2."""
 
 
-class TooFewMinutes(InputError):
-    """No network can be searched in the given minutes."""
+class CannotSearch(InputError):
+    """No network can be searched in the given minutes, or on this busy machine; counts need neither."""
 
 
 class RunError(Exception):

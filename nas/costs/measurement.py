@@ -15,7 +15,7 @@ from torch import Tensor
 from models.stream import Decoder, StreamModel, export_graph, open_graph
 from models.transformer_xl import TransformerXL
 from nas.core.config import NETWORK, STEP_COSTS, Config, flatten, marked
-from nas.core.errors import InputError, check_onnx
+from nas.core.errors import CannotSearch, check_onnx
 from nas.core.pattern import describe_sizes, interleaved
 from nas.core.run_folder import processor
 from nas.costs.cost_table import MILLISECONDS, CostTable
@@ -230,7 +230,7 @@ def measure_tables(
                 print(f"NOTICE: {reason}; measuring again", flush=True)
     section = {"training": "train", "inference": "evaluate"}.get(config.search.latency.timing)  # generation has one row
     larger = f", or give a larger {section}.batch_size," if section else ""
-    raise InputError(
+    raise CannotSearch(
         f"latencies vary too much, {ATTEMPTS} times: {reason}; nothing is lost: stop other programs{larger} and repeat "
         "the command; or count FLOPs instead: search.latency.source=flops"
     )

@@ -1,6 +1,7 @@
 """The costs of a search's candidates: those of a file if they fit, else measured or counted."""
 
 import math
+import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -35,12 +36,21 @@ class Candidates:
         return {shape: resolve_auto(with_sizes(self.config, *shape), self.corpora[shape[0]]) for shape in shapes}
 
 
-def open_candidates(config: Config, runtime: Runtime) -> Candidates:
-    """Prepare the text in each vocabulary; `auto` leaves out those that it is too short for. Raises InputError."""
+def open_candidates(config: Config, runtime: Runtime, seconds: float = math.inf) -> Candidates:
+    """Prepare the text in each vocabulary; `auto` leaves out those that it is too short for. Raises InputError.
+
+    seconds: after which the vocabularies that are not prepared yet are left out, besides data.vocab_size.
+    """
+    began = time.monotonic()
     own = Corpus(prepare(config.data, print))
     size = config.data.vocab_size or own.vocab_size
     corpora, shapes = {size: own}, candidate_sizes(config, size, own.meta["splits"]["train"]["bytes"])
     for other in sorted({shape[0] for shape in shapes} - corpora.keys()):
+        if time.monotonic() - began > seconds:
+            print(
+                f"NOTICE: the vocabulary of {other} is left out, because preparing the text takes too long", flush=True
+            )
+            continue
         try:
             corpora[other] = Corpus(prepare(replace(config.data, vocab_size=other), print))
         except InputError:

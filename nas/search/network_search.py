@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from nas.core.config import Config
-from nas.core.errors import InputError, TooFewMinutes, world_size
+from nas.core.errors import CannotSearch, InputError, world_size
 from nas.core.files import read_yaml, write_jsonl, write_yaml
 from nas.core.pattern import interleaved
 from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, PI, TRIALS, RunFolder, data_digests, provenance
@@ -22,18 +22,32 @@ from nas.costs.cost_table import CostTable, for_text, least_ratio
 from nas.data.corpus import Corpus, prepare
 from nas.jobs.tasks import workers
 from nas.search.candidate_costs import candidates_of, count_costs, find_costs, open_candidates
+from nas.search.pace import Pace
 from nas.search.space import Network, NetworkCosts, cheapest, first_candidates, make_network, read_network, with_sizes
 from nas.search.strategy import EQUAL_LOSS, LONG_ENOUGH, Strategy, successive_halving
-from nas.search.trials import AGAIN_RUNGS, BATCH, LOGS, RUNGS, Estimate, Rung, Trials, batches, part_of, rung_steps
+from nas.search.trials import (
+    AGAIN_RUNGS,
+    BATCH,
+    FEWEST_RUNGS,
+    LOGS,
+    RUNGS,
+    Estimate,
+    Rung,
+    Trials,
+    batches,
+    part_of,
+    rung_steps,
+)
 from nas.training.device import Runtime
 from nas.training.passes import most_passes, passes_warning, resolve_auto
 
-COSTS, ESTIMATE, STAGE = "costs.yaml", "estimate.yaml", "search"
+COSTS, ESTIMATE, PACE, STAGE = "costs.yaml", "estimate.yaml", "pace.jsonl", "search"
 RECORDED, SHOWN = 60, 6  # networks
 NORMAL_95 = 1.96
 AFTER_S = 45  # derivation, latencies, pictures and report
 FEWEST_STEPS = 16  # of a trial in the first rung
 DROPOUT_TIME = 1.2  # of a training step with dropout, to one without (experiments/passes)
+FEW_MINUTES, PREPARING = 4, 0.25  # minutes for one vocabulary and width; share of them for preparing others
 EVALUATIONS = 4  # of a training on valid, before its end
 
 
@@ -78,19 +92,21 @@ def search_networks(config: Config, run: RunFolder, runtime: Runtime) -> tuple[d
     print(f"{len(strategy.networks)} networks are {what} at first; trials take the steps of at most {most} trainings")
     if warning := passes_warning(resolve_auto(config, corpus), corpus):
         print(warning)
-    if not (run.path / LOGS).exists():
+    begun = (run.path / LOGS).exists()
+    if not begun or (run.path / ESTIMATE).exists():
         estimate = trial_estimate(strategy, run.path)
+    if not begun:
         minutes = estimate.seconds(parts) / 60
         print(f"the trials take about {minutes:.2g} minutes, {estimate.at_once} at a time", flush=True)
     chosen = successive_halving(strategy)
     return choice_record(strategy, chosen), pi_lines(strategy)
 
 
-def open_search(config: Config, folder: Path, runtime: Runtime) -> Strategy:
-    """The strategy before the first trial. Raises InputError if no network is within the budget."""
+def open_search(config: Config, folder: Path, runtime: Runtime, seconds: float = math.inf) -> Strategy:
+    """The strategy before the first trial. seconds: for preparing the text. Raises InputError if no network fits."""
     if world_size() > 1:
         raise InputError("trials run in processes of their own: start the search without torchrun")
-    candidates = open_candidates(config, runtime)
+    candidates = open_candidates(config, runtime, seconds)
     costs = find_costs(candidates, folder / COSTS, runtime, keep=True)
     tables = {shape: costs.tables[shape] for shape in candidates.shapes}
     budget = as_ratio(config.search.latency.target, costs.table(*costs.reference[:2]), config.model.blocks)
@@ -128,8 +144,12 @@ def trial_estimate(strategy: Strategy, folder: Path) -> Estimate:
     config, file = strategy.config, folder / ESTIMATE
     if not file.exists() or config.train.epochs is None:
         return strategy.trials.estimate(strategy.propose(BATCH))
-    known = read_yaml(file)
-    return Estimate(known["start"], known["training"] * config.train.epochs, workers(strategy.trials.runtime))
+    known, rungs = read_yaml(file), strategy.trials.rungs
+    estimate = Estimate(known["start"], known["training"] * config.train.epochs, workers(strategy.trials.runtime))
+    if "left" in known:
+        last = last_batches(estimate.at_once, rungs)
+        strategy.pace = Pace(folder / PACE, known["left"] - AFTER_S, estimate, last)
+    return estimate
 
 
 def choice_record(strategy: Strategy, best: Network) -> dict:
@@ -265,11 +285,19 @@ def overfit_warning(choice: dict) -> str | None:
 def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime) -> Config:
     """The configuration with the train.epochs, evaluations and warm-up with which all stages take these minutes.
 
-    folder: of the trials; it keeps the measured costs and the estimate. Raises TooFewMinutes.
+    folder: of the trials; it keeps the measured costs and the estimate. Raises CannotSearch.
     """
     began, corpus = time.monotonic(), Corpus(prepare(config.data, print))
-    estimate, steps = measure(config, corpus, folder, runtime)
-    seconds_spent = time.monotonic() - began
+    if minutes < FEW_MINUTES and (config.search.vocab_size or config.search.d_model):
+        print(
+            f"NOTICE: --minutes {minutes:g} is too few to search vocabulary and width; those given are used", flush=True
+        )
+        config = replace(config, search=replace(config.search, vocab_size=[], d_model=[]))
+    estimate, strategy = measure(config, corpus, folder, runtime, PREPARING * 60 * minutes)
+    if sizes := config.search.vocab_size:  # without those that are left out
+        sizes = [size for size in sorted(strategy.trials.corpora) if sizes == "auto" or size in sizes]
+        config = replace(config, search=replace(config.search, vocab_size=sizes))
+    steps, seconds_spent = min(strategy.trials.steps.values()), time.monotonic() - began
     least, most = FEWEST_STEPS / RUNGS[0].share / steps, most_passes(config)
     if most < least:
         raise InputError(
@@ -277,6 +305,9 @@ def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime)
         )
     left, (fixed, per_epoch) = 60 * minutes - seconds_spent, whole_seconds(estimate, RUNGS)
     epochs = min(1.0, (left - fixed) / per_epoch)
+    if epochs < least:  # then the search has fewer trials
+        fixed, per_epoch = whole_seconds(estimate, FEWEST_RUNGS)
+        epochs = min(least, (left - fixed) / per_epoch)
     again = whole_seconds(estimate, AGAIN_RUNGS)  # above 1 epoch; these rungs take longer
     longer = (left - again[0]) / again[1]
     if longer > 1 and config.model.dropout == "auto":
@@ -288,28 +319,34 @@ def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime)
         (fixed, per_epoch), epochs = again, min(longer, most)
     if epochs < least:
         enough = math.ceil((seconds_spent + fixed + least * per_epoch) / 6) / 10
-        raise TooFewMinutes(f"--minutes {minutes:g} is too short for this text and device: give at least {enough:g}")
+        raise CannotSearch(
+            f"--minutes {minutes:g} is too short for this text and device: give at least {enough:g} for a network"
+        )
     total = (seconds_spent + fixed + epochs * per_epoch) / 60
     train = replace(config.train, steps=None, epochs=float(f"{epochs:.3g}"))
     print(f"a training reads the text {train.epochs:g} times; everything takes about {total:.1f} minutes", flush=True)
+    about = read_yaml(folder / ESTIMATE)
+    write_yaml(folder / ESTIMATE, about | {"left": 60 * minutes - (time.monotonic() - began)})
     whole = max(1, round(train.epochs * steps))
     train.warmup_steps = min(train.warmup_steps, int(rung_steps(RUNGS[0].share, whole) / LONG_ENOUGH))
     train.evaluate_every = train.evaluate_every and math.ceil(whole / (EVALUATIONS + 1))
     return replace(config, train=train)
 
 
-def measure(config: Config, corpus: Corpus, folder: Path, runtime: Runtime) -> tuple[Estimate, int]:
-    """The estimate with one epoch, which the folder keeps, and an epoch's steps in the vocabulary with the fewest."""
+def measure(
+    config: Config, corpus: Corpus, folder: Path, runtime: Runtime, seconds: float
+) -> tuple[Estimate, Strategy]:
+    """The estimate with one epoch, which the folder keeps, and a strategy. seconds: for preparing the text."""
     epoch = replace(config, train=replace(config.train, steps=None, epochs=1.0))
     file, about = folder / ESTIMATE, asdict(epoch) | data_digests(corpus.meta)
     if file.exists() and read_yaml(file)["about"] != about:
         forget_estimate(folder)
-    strategy = open_search(epoch, folder, runtime)
+    strategy = open_search(epoch, folder, runtime, seconds)
     estimate = trial_estimate(strategy, folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_yaml(folder / COSTS, strategy.costs.to_dict())
     write_yaml(file, {"start": estimate.start, "training": estimate.training, "about": about})
-    return estimate, min(strategy.trials.steps.values())
+    return estimate, strategy
 
 
 def forget_estimate(folder: Path) -> None:
@@ -318,14 +355,16 @@ def forget_estimate(folder: Path) -> None:
     (folder / ESTIMATE).unlink(missing_ok=True)
 
 
+def last_batches(at_once: int, rungs: tuple[Rung, ...]) -> list[tuple[float, int]]:
+    """The trainings of the found and the usual network, as batches of trials. at_once: trials that run side by side."""
+    evaluations = [(0.0, 1)] * (EVALUATIONS + 2)  # valid and test at the end
+    return [(1.0, 1), *evaluations] + ([(1.0 - rungs[-1].share, 1), *evaluations] if at_once == 1 else [])
+
+
 def whole_seconds(estimate: Estimate, rungs: tuple[Rung, ...]) -> tuple[float, float]:
     """Seconds of the trials, of the found and the usual network, each evaluated on valid and test, and of the rest:
     those that do not depend on train.epochs, and those for each epoch. estimate: with one epoch.
     """
-    evaluations = EVALUATIONS + 2  # valid and test at the end
-    finals = [(1.0, 1), *[(0.0, 1)] * evaluations]
-    if estimate.at_once == 1:
-        finals += [(1.0 - rungs[-1].share, 1), *[(0.0, 1)] * evaluations]
-    parts = [*batches(rungs), *finals]
+    parts = [*batches(rungs), *last_batches(estimate.at_once, rungs)]
     fixed = estimate._replace(training=0.0).seconds(parts)
     return fixed + AFTER_S, estimate.seconds(parts) - fixed

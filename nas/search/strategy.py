@@ -8,12 +8,14 @@ import numpy as np
 
 from nas.core.config import Config
 from nas.core.errors import RunError
+from nas.search.pace import Pace
 from nas.search.space import Network, NetworkCosts, neighbours, within_budget
 from nas.search.surrogate import TERMS, Surrogate, average_sizes
-from nas.search.trials import BATCH, Rung, Trials, rung_steps
+from nas.search.trials import BATCH, Rung, Trials, batches, rung_steps
 
 UNLIKELY = 0.02  # networks whose probability of being the best is lower do not go on
 EQUAL_LOSS = 0.001  # relative; of networks whose predicted losses differ less, the cheapest is chosen
+MOST_TRIED = 40  # networks of the first rung, if time is left
 PARENTS = 20  # of the networks that are one change away
 LONG_ENOUGH = 1.3  # times the warm-up; shorter first trials are judged on weights of the warm-up
 NONE_LEFT = "no network is left, because trials failed; the notices above say why"
@@ -21,6 +23,8 @@ NONE_LEFT = "no network is left, because trials failed; the notices above say wh
 
 class Strategy:
     """Proposes networks for the first rung, and promotes some. networks: the first candidates within the budget."""
+
+    pace: Pace | None = None  # None: as many trials as rungs have, however long they take
 
     def __init__(self, trials: Trials, costs: NetworkCosts, budget: float, networks: list[Network]):
         self.trials, self.costs, self.budget, self.networks = trials, costs, budget, networks
@@ -129,12 +133,32 @@ def successive_halving(strategy: Strategy) -> Network:
     if steps < LONG_ENOUGH * warmup:
         told = f"the first trials have {steps} steps, and the warm-up {warmup}; give a smaller train.warmup_steps"
         print(f"WARNING: {told}")
-    while networks := strategy.propose(min(BATCH, count - len(trials.tried))):
+    while networks := strategy.propose(first_count(strategy, count)):
         if not train(trials, networks, first) and not trials.points:
             raise RunError(NONE_LEFT)
-    for before, rung in pairwise(rungs):
-        train_rung(strategy, before, rung)
+    for index, (before, rung) in enumerate(pairwise(rungs), start=1):
+        train_rung(strategy, before, paced(strategy, before, rung, rungs[index:]))
     return strategy.choose(trials.finished(rungs[-1]))
+
+
+def first_count(strategy: Strategy, count: int) -> int:
+    """The networks of the next batch of the first rung. count: of the rung, where the time plays no role."""
+    tried, rungs = len(strategy.trials.tried), strategy.trials.rungs
+    if not strategy.pace or not tried:
+        return min(BATCH, count - tried)
+    own, later = batches(rungs[:1]), batches(rungs)
+    more = [(rungs[0].share, BATCH)]
+    return BATCH if tried < MOST_TRIED and not strategy.pace.choose([more, []], later[len(own) - 1 :]) else 0
+
+
+def paced(strategy: Strategy, before: Rung, rung: Rung, rungs: tuple[Rung, ...]) -> Rung:
+    """A rung with fewer networks if the time is short. rungs: from this one on."""
+    if not strategy.pace:
+        return rung
+    later = [(two.share - one.share, 1) for one, two in pairwise(rungs)]
+    choices = [[(rung.share - before.share, count)] for count in range(rung.networks, 0, -1)]
+    count = rung.networks - strategy.pace.choose(choices, later)
+    return rung._replace(networks=count, vocabularies=min(rung.vocabularies, count))
 
 
 def train_rung(strategy: Strategy, before: Rung, rung: Rung) -> None:

@@ -47,6 +47,8 @@ RUNGS = Rung(1 / 8, 12), Rung(1 / 4, 5, 3), Rung(1 / 2, 2)
 # Of a text that is read again. The first parts of trainings do not show which vocabulary overfits later, so each rung
 # keeps different ones, and the last two networks train to the end.
 AGAIN_RUNGS = Rung(1 / 8, 8), Rung(1 / 4, 5, 4), Rung(1 / 2, 3, 3), Rung(1.0, 2, 2)
+# The fewest trials of a search whose time is short.
+FEWEST_RUNGS = Rung(1 / 8, BATCH), Rung(1 / 4, 1), Rung(1 / 2, 1)
 
 
 def batches(rungs: tuple[Rung, ...]) -> list[tuple[float, int]]:
