@@ -85,7 +85,7 @@ def test_a_trial_is_judged_by_the_mean_of_its_last_half_and_goes_on_as_if_there_
         if step == 6:
             with trial.trial_average.in_use():
                 assert_mean(weights_of(trial), kept)
-            assert trial.trial_metrics()["valid"]["nll"] != valid_nll(plain)
+            assert trial.trial_metrics()["nll"] != valid_nll(plain)
             longer = continued(trial, 8)
             assert longer.trial_average.count == 0  # the mean of a shorter trial is not part of it
         assert valid_nll(trial) == valid_nll(plain)
@@ -98,7 +98,7 @@ def test_a_trial_is_judged_at_the_lengths_that_its_steps_have_read(small_config)
         phase = make_retraining(config, PATTERN, until=until)
         for step in range(1, until + 1):
             phase.step(step)
-        found, own = phase.trial_metrics()["valid"]["nll"], phase.metrics(phase.trial_average)["nll"]
+        found, own = phase.trial_metrics()["nll"], phase.metrics(phase.trial_average)["nll"]
         phase.config = replace(config, evaluate=replace(config.evaluate, segment=lengths[0], memory=lengths[1]))
         assert found == pytest.approx(phase.metrics(phase.trial_average)["nll"], rel=1e-6)
         assert (found == pytest.approx(own, rel=1e-6)) == (lengths == (8, memory))

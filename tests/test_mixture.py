@@ -418,7 +418,7 @@ def test_the_predictor_without_a_network_has_not_seen_the_tokens_that_a_network_
             return np.random.default_rng(0).integers(V, size=4000)
 
     made, options = Random(corpus.folder), MixtureOptions(cache=[1, 2], counts=5)
-    kept = corpus.folder / "train-nll-2-5-all-1-2.npy"
+    kept = corpus.folder / "train-nll-2-5-1-2.npy"
     kept.unlink(missing_ok=True)
     nll = train_nll(made, options)
     kept.unlink()

@@ -121,9 +121,7 @@ def search(name: str, seed: int, overrides: list[str]) -> dict:
     runtime = choose_runtime(config.train)
 
     class TrialsHere(Trials):
-        """Trials in this process, of networks alone."""
-
-        gain = None
+        """Trials in this process."""
 
         def train(self, networks, share):
             for network in networks:

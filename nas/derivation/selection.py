@@ -18,7 +18,6 @@ from nas.costs.measurement import measure_pattern
 from nas.data.corpus import Corpus, prepare
 from nas.derivation.runs import Choice, SearchRun, confidence_warnings
 from nas.search.candidate_costs import candidates_of, find_costs
-from nas.search.gain import Gain
 from nas.search.network_search import block_probabilities
 from nas.search.space import NetworkCosts, cheapest, first_candidates, read_network, within_budget
 from nas.search.strategy import with_neighbours
@@ -42,13 +41,9 @@ def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float 
     if not networks:
         least = least_ratio(cheapest(config, costs) / costs.reference(len(run.pi)))
         raise InputError(f"no network is within {budget:.4g} of the reference's cost; give at least {least}")
-    points = [
-        Point(one, trial["share"], trial["bits_per_byte"], trial.get("mixture_bits_per_byte"))
-        for one, trial in zip(tried, trials, strict=True)
-    ]
-    known = content["surrogate"]
-    about = {"text": Text(**known["text"]), "gain": known["gain"] and Gain(**known["gain"])}
-    surrogate = Surrogate(points, [*networks, *tried], config.model.d_ffn, known["mean_log_sizes"], **about)
+    points = [Point(one, trial["share"], trial["bits_per_byte"]) for one, trial in zip(tried, trials, strict=True)]
+    origin, text = content["surrogate"]["mean_log_sizes"], Text(**content["surrogate"]["text"])
+    surrogate = Surrogate(points, [*networks, *tried], config.model.d_ffn, origin, text=text)
     networks = with_neighbours(networks, surrogate, config, {shape: costs}, limit)
     pi = block_probabilities(networks, surrogate.probability_best(networks), run.operations, len(run.pi))
     best = networks[int(np.argmin(surrogate.predict(networks)))]

@@ -9,13 +9,13 @@ from models.transformer_xl import TransformerXL
 from nas.core.config import SHORT_PARTS, Config
 from nas.core.run_folder import RunFolder
 from nas.data.corpus import Corpus
-from nas.mixture.without_network import judge, train_nll
+from nas.mixture.without_network import train_nll
 from nas.training import distributed
 from nas.training.build import check_splits, open_stream
 from nas.training.device import Runtime
 from nas.training.evaluation import evaluate_split, evaluation_lengths, read_text, text_metrics
 from nas.training.optimizer import TailAverage
-from nas.training.passes import count_steps, short_share
+from nas.training.passes import count_steps, judged_text, short_share
 from nas.training.train_step import TrainStep
 from nas.training.trainer import Phase, save_checkpoint
 
@@ -74,23 +74,16 @@ class RetrainPhase(Phase):
             return evaluate_split(self.config, self.model, self.model.blocks, self.corpus, "valid", self.runtime)
 
     def trial_metrics(self) -> dict:
-        """Metrics on valid of the trial's mean: `valid` of the network, and `mixture` of it with cache and counts."""
+        """Metrics of the trial's mean on the first part of valid."""
         config, short = self.config, self.config.train.segment // SHORT_PARTS
         # Before long segments begin, the model has not learned to attend much farther than in short ones.
         if self.until <= self.train_weights.short_steps:
             segment, memory = (min(length, short) for length in evaluation_lengths(config))
             config = replace(config, evaluate=replace(config.evaluate, segment=segment, memory=memory))
+        tokens, text = judged_text(config, self.corpus)
         with self.trial_average.in_use():
-            nll, hidden = read_text(config, self.model, self.corpus.tokens("valid"), self.runtime)
-        beside, width, text = config.beside, self.model.d_model, self.corpus.meta["splits"]["valid"]
-
-        def metrics() -> dict:
-            both = {"valid": nll, "mixture": judge(self.corpus, beside, width, nll, hidden)}
-            return {
-                name: text_metrics(float(own.sum()), len(own), text) for name, own in both.items() if own is not None
-            }
-
-        return distributed.broadcast_from_main(metrics)
+            nll, _ = read_text(config, self.model, tokens, self.runtime)
+        return text_metrics(float(nll.sum()), len(nll), text)
 
     def state_dict(self) -> dict:
         trial = {"until": self.until, "average": self.trial_average.state_dict()}

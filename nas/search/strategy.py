@@ -36,7 +36,7 @@ class Strategy:
         for point in trials.points[:points]:
             share = trials.until(point.network, point.share) / trials.steps[point.network.vocab_size]
             known.append(replace(point, share=share))
-        about = self.config.model.d_ffn, self.mean_log_sizes, self.terms, trials.text, trials.gain
+        about = self.config.model.d_ffn, self.mean_log_sizes, self.terms, trials.text
         return Surrogate(known, self.networks, *about)
 
     def untried(self) -> list[Network]:

@@ -9,7 +9,6 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from nas.core.pattern import kind_of, parse_block
-from nas.search.gain import Gain
 from nas.search.space import BYTES_PER_PIECE, Network
 
 # Terms of the logarithm of the loss, and mean and standard deviation of the factor of each before the fit. A term is a
@@ -43,12 +42,11 @@ DRAWS = 1000  # for the probability of being the best
 
 @dataclass(frozen=True)
 class Point:
-    """The loss of a network on valid, in bits per byte, after a share of a training. mixed: with cache and counts."""
+    """The loss of a network on valid, in bits per byte, after a share of a training."""
 
     network: Network
     share: float
     loss: float
-    mixed: float | None = None
 
 
 class Text(NamedTuple):
@@ -105,8 +103,7 @@ class Surrogate:
     """A Gaussian process of the logarithm of the loss: a polynomial, and effects of networks and of pairs of sizes.
 
     networks: all candidates. d_ffn: model.d_ffn. mean_log_sizes: to which the terms refer; None: that of all
-    candidates. terms: as TERMS. text: what a whole training reads. gain: predictions are of mixtures; None: of
-    networks alone.
+    candidates. terms: as TERMS. text: what a whole training reads.
     """
 
     def __init__(
@@ -117,15 +114,11 @@ class Surrogate:
         mean_log_sizes: Sequence[float] | None = None,
         terms: dict[str, tuple[float, float]] = TERMS,
         text: Text = ONCE,
-        gain: Gain | None = None,
     ):
         known = [*networks, *(point.network for point in points)]
         blocks = {block for network in known for block in network.blocks} - {"attention"}
         self.names = sorted(block for block in blocks if block.split()[0] != "dense")
-        self.d_ffn, self.text, self.gain = d_ffn, text, gain
-        if gain and points:
-            own, mixed = np.array([(point.loss, point.mixed) for point in points]).T
-            self.gain = gain.fit([point.network for point in points], own, mixed)
+        self.d_ffn, self.text = d_ffn, text
         self.keys: dict = {}
         self.mean_log_sizes = average_sizes(networks) if mean_log_sizes is None else np.asarray(mean_log_sizes)
         terms = terms | AGAIN if text.is_read_again else terms
@@ -160,30 +153,21 @@ class Surrogate:
         return one.features**2 @ self.spread**2 + 2 * OWN**2
 
     def predict(self, networks: Sequence[Network]) -> np.ndarray:
-        """Losses [P] at the end of a training."""
-        return self.losses(self.log_losses(self.inputs(networks)), networks)
-
-    def log_losses(self, wanted: Inputs) -> np.ndarray:
-        """The expected logarithms [P] of the losses of networks alone."""
-        missed = self.logs - self.known.features @ self.mean
-        return wanted.features @ self.mean + self.covariance(wanted, self.known) @ cho_solve(self.factor, missed)
-
-    def losses(self, logs: np.ndarray, networks: Sequence[Network]) -> np.ndarray:
-        """What networks are judged by [.., P]. logs [.., P]: logarithms of their own losses."""
-        return self.gain.mixed(np.exp(logs), networks) if self.gain else np.exp(logs)
+        """Losses [P] at the end of a training, up to a factor that is the same for all."""
+        wanted, missed = self.inputs(networks), self.logs - self.known.features @ self.mean
+        learned = self.covariance(wanted, self.known) @ cho_solve(self.factor, missed)
+        return np.exp(wanted.features @ self.mean + learned)
 
     def errors(self, networks: Sequence[Network], other: Network) -> np.ndarray:
         """Standard errors [P] of loss / loss of the other network - 1, at the end of a training."""
         wanted, against = self.inputs(networks), self.inputs([other])
         before = self.variance(wanted) + self.variance(against) - 2 * self.covariance(against, wanted)[0]
         shared = self.covariance(self.known, wanted) - self.covariance(self.known, against)
-        own = np.sqrt(np.maximum(before - (shared * cho_solve(self.factor, shared)).sum(axis=0), 0))
-        logs, change = self.log_losses(wanted), 1e-4
-        return own * np.log(self.losses(logs + change, networks) / self.losses(logs, networks)) / change
+        return np.sqrt(np.maximum(before - (shared * cho_solve(self.factor, shared)).sum(axis=0), 0))
 
     def draw(self, networks: Sequence[Network], count: int, generator: np.random.Generator) -> np.ndarray:
-        """Draws [count, P] of losses at the end of a training, by Matheron's rule (arXiv 2002.09309, section 3): a draw
-        before the fit, corrected by what it misses at the points.
+        """Draws [count, P] of the logarithms of losses at the end of a training, by Matheron's rule (arXiv 2002.09309,
+        section 3): a draw before the fit, corrected by what it misses at the points.
         """
         wanted = self.inputs(networks)
         keys = list(dict.fromkeys(np.vstack([self.known.effects, wanted.effects]).ravel().tolist()))
@@ -192,7 +176,7 @@ class Surrogate:
         effects[:, keys] = OWN * generator.standard_normal((count, len(keys)))  # whatever was predicted before
         own, known = [factors @ one.features.T + effects[:, one.effects].sum(axis=-1) for one in (wanted, self.known)]
         missed = self.logs - known - NOISE * generator.standard_normal(known.shape)
-        return self.losses(own + cho_solve(self.factor, missed.T).T @ self.covariance(self.known, wanted), networks)
+        return own + cho_solve(self.factor, missed.T).T @ self.covariance(self.known, wanted)
 
     def sample(self, networks: Sequence[Network]) -> np.ndarray:
         """Draws [DRAWS, P], always the same ones for the same points and networks."""

@@ -4,7 +4,6 @@ import math
 import time
 from contextlib import redirect_stdout
 from dataclasses import asdict
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,15 +19,13 @@ from nas.core.run_folder import CONFIG, RESULTS, run_options, trial_file
 from nas.costs.measurement import timed_rounds
 from nas.data.corpus import Corpus
 from nas.jobs.tasks import Task, run_tasks, script_task, start_server, workers
-from nas.mixture.without_network import judge, train_nll
+from nas.mixture.without_network import train_nll
 from nas.retraining.phase import RetrainPhase
-from nas.search.gain import Gain
 from nas.search.space import Network, options_of, with_sizes
 from nas.search.surrogate import Point, Text
 from nas.training.build import build_fixed
 from nas.training.device import Runtime
-from nas.training.evaluation import text_metrics
-from nas.training.passes import count_passes, count_steps, resolve_auto
+from nas.training.passes import FIRST_SHARE, count_passes, count_steps, resolve_auto
 
 LOGS = "logs"  # folder of the output of trials
 TIMED_SECONDS = 1.0  # of training steps, for the estimate of a search
@@ -43,12 +40,12 @@ class Rung(NamedTuple):
 
 
 BATCH = 4  # networks of the first rung that are proposed at once
-RUNGS = Rung(1 / 8, 12), Rung(1 / 4, 5, 3), Rung(1 / 2, 2)
+RUNGS = Rung(FIRST_SHARE, 12), Rung(1 / 4, 5, 3), Rung(1 / 2, 2)
 # Of a text that is read again. The first parts of trainings do not show which vocabulary overfits later, so each rung
 # keeps different ones, and the last two networks train to the end.
-AGAIN_RUNGS = Rung(1 / 8, 8), Rung(1 / 4, 5, 4), Rung(1 / 2, 3, 3), Rung(1.0, 2, 2)
+AGAIN_RUNGS = Rung(FIRST_SHARE, 8), Rung(1 / 4, 5, 4), Rung(1 / 2, 3, 3), Rung(1.0, 2, 2)
 # The fewest trials of a search whose time is short.
-FEWEST_RUNGS = Rung(1 / 8, BATCH), Rung(1 / 4, 1), Rung(1 / 2, 1)
+FEWEST_RUNGS = Rung(FIRST_SHARE, BATCH), Rung(1 / 4, 1), Rung(1 / 2, 1)
 
 
 def batches(rungs: tuple[Rung, ...]) -> list[tuple[float, int]]:
@@ -129,18 +126,6 @@ class Trials:
         self.points: list[Point] = []
         self.results: dict[Network, dict] = {}
 
-    @cached_property
-    def gain(self) -> Gain | None:
-        """The law of what networks add to cache and counts, before the fit; None if nothing is mixed with networks."""
-        alone, nats = {}, {}
-        for size, corpus in self.corpora.items():
-            nll, text = judge(corpus, self.config.beside), corpus.meta["splits"]["valid"]
-            if nll is None:
-                return None
-            alone[size] = text_metrics(float(nll.sum()), len(nll), text)["bits_per_byte"]
-            nats[size] = math.log(2) * text["bytes"] / len(nll)
-        return Gain(alone, nats) if alone else None
-
     @property
     def rungs(self) -> tuple[Rung, ...]:
         return AGAIN_RUNGS if self.text.is_read_again else RUNGS
@@ -195,14 +180,10 @@ class Trials:
         results = self.train(networks, share)
         self.failed -= results.keys()
         self.results |= results
-        points = [
-            Point(network, share, *(result[name]["bits_per_byte"] for name in ("valid", "mixture") if name in result))
-            for network, result in results.items()
-        ]
+        points = [Point(network, share, result["valid"]["bits_per_byte"]) for network, result in results.items()]
         self.points += points
-        best = min(points, key=lambda point: point.mixed or point.loss)
-        beside = f", with caches and counts {best.mixed:.4f}" if best.mixed else ""
-        print(f"the best of these: {best.network}, {best.loss:.4f} bits per byte on valid{beside}", flush=True)
+        best = min(points, key=lambda point: point.loss)
+        print(f"the best of these: {best.network}, {best.loss:.4f} bits per byte on valid", flush=True)
 
     def train(self, networks: list[Network], share: float) -> dict[Network, dict]:
         """The content of the trial's file of each network whose trial has not failed."""

@@ -2,15 +2,19 @@
 
 import math
 
+import numpy as np
+
 from nas.core.config import SHORT_FROM, SHORT_SHARE, Config, known_values
 from nas.data.corpus import Corpus
 from nas.data.optimal_cutoffs import LayerCost, optimal_cutoffs
+from nas.data.vocabulary import count_words
 
 # From how many passes, and from which square of them times parameters per token: dropout and weight decay. The last row
 # that holds counts. The bounds are from trainings of ten networks (experiments/passes).
 REGULARIZATION = (2, 30, 0.1, 0.0), (2, 75, 0.2, 0.1), (3, 200, 0.2, 0.5)
 PASSES_DECAY, STRONG_DECAY = 3, 0.5  # passes from which models may need this weight decay
 MOST_PASSES = 28  # the most that were tried
+FIRST_SHARE, JUDGED_TOKENS = 1 / 8, 20_000  # of a training, for the first trial; fewest tokens that judge it
 WEIGHT_DECAY = {"muon": 0.02, "adamw": 0.1}  # of train.weight_decay=auto, by train.optimizer
 
 
@@ -37,6 +41,24 @@ def short_share(config: Config) -> float:
     if train.short_share is not None:
         return train.short_share
     return SHORT_SHARE if train.segment >= SHORT_FROM and not config.short_segments_conflict else 0.0
+
+
+def judged_text(config: Config, corpus: Corpus) -> tuple[np.ndarray, dict]:
+    """The first part of valid, by which trials are judged, and its numbers as text_metrics() takes them.
+
+    It is as long as what the first trial of a network reads, in sixteenths of valid, which all vocabularies share.
+    """
+    tokens, splits = corpus.tokens("valid"), corpus.meta["splits"]
+    passes, length = (
+        count_passes(config, len(corpus.tokens("train"))),
+        splits["train"]["bytes"] / splits["valid"]["bytes"],
+    )
+    part = max(FIRST_SHARE * passes * length, JUDGED_TOKENS / len(tokens))
+    count = math.ceil(16 * part) * len(tokens) // 16
+    if count >= len(tokens):
+        return tokens, splits["valid"]
+    data = corpus.vocabulary.decode(np.array(tokens[:count]))
+    return tokens[:count], splits["valid"] | {"words": count_words(data), "bytes": len(data)}
 
 
 def regularization(config: Config, corpus: Corpus) -> dict[str, float]:
