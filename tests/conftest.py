@@ -38,7 +38,8 @@ def small_content(source: Path, cache: Path) -> dict:
     """A configuration that trains in seconds on a generated text."""
     return {
         "data": {"source": str(source), "tokenizer": "words", "vocab_size": None, "cache": str(cache)},
-        "model": {"d_model": 16, "heads": 2, "d_ffn": 24, "blocks": 3, "dropout": 0.1, "ngram_rows": []},
+        "model": {"d_model": 16, "heads": 2, "d_ffn": 24, "blocks": 3, "dropout": 0.1}
+        | {"ngram_rows": [], "tie_embeddings": False},
         "train": {
             "steps": 24,
             "batch_size": 4,

@@ -120,12 +120,12 @@ class ModelOptions:
         [], "adaptive softmax: first id of each tail; auto: the fastest; []: full softmax", NETWORK, AUTO
     )
     div_value: Count = option(1, "adaptive softmax: tail i has width d_model / div_value^i; 1 if tied", NETWORK)
-    tie_embeddings: bool | None = option(
-        None, "share the weights of embedding and output layer (null: with search.size.target)", NETWORK
+    tie_embeddings: bool | Auto = option(
+        "auto", "share the weights of embedding and output layer; auto: if search.size.target is short", NETWORK, AUTO
     )
     ngram_rows: Annotated[list[Count], FEW] | Auto = option(
         "auto",
-        "rows of hashed embeddings of the last 2, 3, ... tokens; auto: by text and size; []: none",
+        "rows of hashed embeddings of the last 2, 3, ... tokens; auto: by text, and by search.size.target",
         NETWORK,
         AUTO,
     )
@@ -289,8 +289,6 @@ class Config:
         """Replace values that others determine, so that config.yaml records the used ones."""
         if self.train.lr is None:
             self.train.lr = LEARNING_RATES[self.train.optimizer]
-        if self.model.tie_embeddings is None:
-            self.model.tie_embeddings = self.search.size.target is not None
         if self.data.tokenizer == "bytes":  # there are always 256
             self.data.vocab_size = None
         self.search.size.target, self.mixture.size = bytes_of(self.search.size.target), bytes_of(self.mixture.size)

@@ -166,7 +166,7 @@ def conflicts(config: Config) -> Iterator[str]:
         yield f"model.heads={model.heads} must divide model.d_model={model.d_model}: one of {divisors}"
     if model.init == "depth_scaled" and model.norm != "pre":
         yield f"model.init=depth_scaled needs model.norm=pre, not {model.norm}"
-    if model.tie_embeddings and model.div_value != 1:
+    if model.tie_embeddings is True and model.div_value != 1:
         yield f"model.div_value={model.div_value} needs model.tie_embeddings=false"
     if model.grid and (data.tokenizer in (*PIECES, "words") or data.newline != "keep"):  # build.py checks a path
         yield f"model.grid={model.grid} counts bytes: it needs data.tokenizer=bytes and data.newline=keep"

@@ -26,8 +26,12 @@ def backbone_options(config: Config, vocab_size: int) -> dict:
     model = config.model
     if model.cutoffs and model.cutoffs[-1] >= vocab_size:
         raise InputError(f"model.cutoffs={model.cutoffs} must stay below the vocabulary size {vocab_size}")
-    same = "cutoffs", "tie_embeddings", "div_value", "ngram_rows", "grid", "recompute"
-    return {name: getattr(model, name) for name in same} | {"depth_scaled": model.init == "depth_scaled"}
+    same = "cutoffs", "div_value", "ngram_rows", "grid", "recompute"
+    own = {
+        "tie_embeddings": model.tie_embeddings is True,
+        "depth_scaled": model.init == "depth_scaled",
+    }  # or it is auto
+    return {name: getattr(model, name) for name in same} | own
 
 
 def build_fixed(pattern: list[str], config: Config, vocab_size: int) -> TransformerXL:

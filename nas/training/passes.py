@@ -68,7 +68,7 @@ def regularization(config: Config, corpus: Corpus) -> dict[str, float]:
     the fewer passes a model needs to learn it by heart.
     """
     model, tokens = config.model, len(corpus.tokens("train"))
-    tables = model.d_model * (corpus.vocab_size * (1 if model.tie_embeddings else 2) + sum(model.ngram_rows))
+    tables = model.d_model * (corpus.vocab_size * (1 if model.tie_embeddings is True else 2) + sum(model.ngram_rows))
     passes = whole_passes(config, tokens)
     exposure, usual = passes**2 * tables / tokens, WEIGHT_DECAY[config.train.optimizer]
     dropout, decay = 0.0, usual
@@ -122,6 +122,7 @@ def rising_warning(metrics: list[dict]) -> str | None:
 
 TOKENS_PER_ROW, MOST_ROWS, NGRAM_TABLES = 128, 16_384, 2  # of model.ngram_rows=auto
 NGRAM_TOKENS = 500_000  # training tokens from which model.ngram_rows=auto has tables
+TABLES_SHARE = 0.5
 CLUSTERS = 3  # of model.cutoffs=auto, the head included
 
 
@@ -129,16 +130,21 @@ def resolve_auto(config: Config, corpus: Corpus) -> Config:
     """The configuration with values for the training text in place of auto.
 
     The cutoffs are the cheapest ones. The rows of n-grams are few beside the tokens, and a small text has none, because
-    models learn it by heart by its n-grams; with search.size.target, counts take their place. For dropout and weight
-    decay see regularization().
+    models learn it by heart by its n-grams. If the tables of both, and of the output layer, take more bytes than
+    TABLES_SHARE of search.size.target, there are none, and the output layer shares the embedding. For dropout and
+    weight decay see regularization().
     """
     model, train, tokens, known = config.model, config.train, len(corpus.tokens("train")), {}
+    rows = [min(MOST_ROWS, tokens // TOKENS_PER_ROW)] * (NGRAM_TABLES if tokens >= NGRAM_TOKENS else 0)
+    target, number = config.search.size.target, 4 if config.search.size.weights == "float32" else 1
+    large = target and number * model.d_model * (2 * corpus.vocab_size + sum(rows)) > TABLES_SHARE * target
+    if model.tie_embeddings == "auto":
+        known["model.tie_embeddings"] = bool(large) and model.div_value == 1
     if model.cutoffs == "auto":
         cost = LayerCost(model.d_model, model.div_value, train.batch_size * train.segment)
         known["model.cutoffs"] = optimal_cutoffs(corpus.counts(), CLUSTERS, cost)
     if model.ngram_rows == "auto":
-        tables = NGRAM_TABLES if tokens >= NGRAM_TOKENS and not config.search.size.target else 0
-        known["model.ngram_rows"] = [min(MOST_ROWS, tokens // TOKENS_PER_ROW)] * tables
+        known["model.ngram_rows"] = [] if large else rows
     resolved = known_values(config, known)
     return known_values(resolved, regularization(resolved, corpus))
 
