@@ -9,12 +9,14 @@ import pytest
 from experiments.versus.draws import random_networks
 from nas.core.errors import RunError
 from nas.costs.cost_table import FLOPS, CostTable
+from nas.search import pace as paces
 from nas.search import strategy as strategies
 from nas.search.network_search import AFTER_S, choice_record, overfit_warning, pi_lines, whole_seconds
+from nas.search.pace import Pace
 from nas.search.space import Network, NetworkCosts, first_candidates, neighbours
-from nas.search.strategy import Strategy, successive_halving
+from nas.search.strategy import MOST_TRIED, Strategy, successive_halving
 from nas.search.surrogate import TERMS, Point, Text
-from nas.search.trials import AGAIN_RUNGS, RUNGS, Estimate, Rung, Trials, rung_steps
+from nas.search.trials import AGAIN_RUNGS, RUNGS, Estimate, Rung, Trials, batches, rung_steps
 from tests.making import load_script, plain
 
 
@@ -300,3 +302,43 @@ def test_pi_is_the_probability_of_each_operation_in_the_best_network(known_searc
     places = [lines[0]["operations"].index(block) for block in best.blocks]
     own = pi[:, range(len(places)), places].mean(axis=1)
     assert own[-1] > 1.3 * own[0]  # trials decide
+
+
+ESTIMATE, LAST = Estimate(start=1.0, training=80.0, at_once=2), [(1.0, 1)]
+WHOLE = ESTIMATE.seconds([*batches(RUNGS), *LAST])
+
+
+def paced_search(known_search, monkeypatch, file, seconds, slower):
+    """The search whose trials take `slower` times as long as estimated, on a clock of its own, and that clock."""
+    strategy, clock = known_search(), [100.0]
+    monkeypatch.setattr(paces.time, "monotonic", lambda: clock[0])
+    strategy.pace, train = Pace(file, seconds, ESTIMATE, LAST), strategy.trials.train
+
+    def trained(networks, share):
+        added = [(share - strategy.trials.reached.get(network, 0), 1) for network in networks]
+        longest = max(part for part, _ in added)
+        clock[0] += slower * ESTIMATE.seconds([(longest, len(networks))])
+        strategy.trials.reached |= dict.fromkeys(networks, share)
+        return train(networks, share)
+
+    strategy.trials.reached, strategy.trials.train = {}, trained
+    best = successive_halving(strategy)
+    return strategy, best, clock[0] - 100
+
+
+def test_time_that_is_left_over_goes_into_trials_and_what_is_missing_comes_off_them(
+    known_search, monkeypatch, tmp_path
+):
+    tried = {}
+    for slower in (0.4, 1.0, 1.6):
+        file = tmp_path / f"{slower}.jsonl"
+        strategy, best, spent = paced_search(known_search, monkeypatch, file, WHOLE, slower)
+        tried[slower] = len(strategy.trials.tried)
+        whole = spent + slower * ESTIMATE.seconds(LAST)
+        assert 0.8 * WHOLE < whole < 1.15 * WHOLE, slower
+        again, same, _ = paced_search(known_search, monkeypatch, file, 0.0, 5.0)  # it repeats its choices
+        assert same == best and again.trials.points == strategy.trials.points
+    assert 4 <= tried[1.6] < 12 <= tried[1.0] < tried[0.4] <= MOST_TRIED
+    strategy, _, _ = paced_search(known_search, monkeypatch, tmp_path / "none.jsonl", 0.0, 1.0)
+    shares = [point.share for point in strategy.trials.points]
+    assert [shares.count(rung.share) for rung in RUNGS] == [4, 1, 1]  # the fewest
