@@ -128,7 +128,7 @@ def test_onnx_runtime_reads_a_token_with_full_memories(small_config, corpus):
     options = ["search.latency.source=onnx", "search.latency.timing=generation"]
     config = small_config("evaluate.segment=5", "evaluate.memory=7", *options)
     work = new_work(["attention", "conv"], config, corpus.counts(), CPU)
-    lengths = {name: value.shape[-2] for name, value in work.inputs.items() if name != "tokens"}
+    lengths = {name: value.shape[-2] for name, value in work.args[1].items() if name != "tokens"}
     assert lengths == {"keys_0": 11, "values_0": 11, "products_1": 3}
     work()
     device, sizes = device_conditions(config, CPU), size_conditions(config, corpus, ["attention"])

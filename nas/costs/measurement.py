@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -116,34 +117,29 @@ class TokenWork:
         self.runtime.synchronize()
 
 
-class GraphWork:
+def graph_work(model: TransformerXL, tokens: Tensor, config: Config, runtime: Runtime) -> Callable:
     """As TokenWork, in ONNX Runtime. Each call reads the same token after the same memories."""
-
-    def __init__(self, model: TransformerXL, tokens: Tensor, config: Config, runtime: Runtime):
-        _, length, memory = batch_shape(config)
-        network = StreamModel(model.eval(), length + memory)
-        with torch.no_grad(), TemporaryDirectory() as folder:
-            state = network.start(1)
-            if memory:
-                _, _, state = network(tokens[:, :1].expand(-1, memory), state)
-            export_graph(network, file := Path(folder) / "model.onnx")
-            self.session = open_graph(file, runtime.threads)
-        self.inputs = {"tokens": tokens[:, :1].numpy(), **{name: value.numpy() for name, value in state.items()}}
-
-    def __call__(self) -> None:
-        self.session.run(None, self.inputs)
+    check_onnx()
+    _, length, memory = batch_shape(config)
+    network = StreamModel(model.eval(), length + memory)
+    with torch.no_grad(), TemporaryDirectory() as folder:
+        state = network.start(1)
+        if memory:
+            _, _, state = network(tokens[:, :1].expand(-1, memory), state)
+        export_graph(network, file := Path(folder) / "model.onnx")
+        session = open_graph(file, runtime.threads)
+    inputs = {name: value.numpy() for name, value in {"tokens": tokens[:, :1], **state}.items()}
+    return partial(session.run, None, inputs)
 
 
-def new_work(pattern: list[str], config: Config, counts: np.ndarray, runtime: Runtime) -> Callable[[], None]:
-    """The work of a pattern with new weights: a SegmentWork, TokenWork or GraphWork. counts [V]: as in Corpus."""
+def new_work(pattern: list[str], config: Config, counts: np.ndarray, runtime: Runtime) -> Callable[[], object]:
+    """The work of a pattern with new weights: a SegmentWork, TokenWork or graph_work(). counts [V]: as in Corpus."""
     (batch, segment, _), latency = batch_shape(config), config.search.latency
     # Tokens have the frequencies of the training text, because the cost of an adaptive output layer depends on them.
     frequencies, generator = torch.from_numpy(counts).double(), torch.Generator().manual_seed(0)
     tokens = frequencies.multinomial(batch * (segment + 1), replacement=True, generator=generator).view(batch, -1)
     work = TokenWork if latency.timing == "generation" else SegmentWork
-    if latency.source == "onnx":
-        check_onnx()
-        work = GraphWork
+    work = graph_work if latency.source == "onnx" else work
     return work(build_fixed(pattern, config, len(counts)), tokens, config, runtime)
 
 

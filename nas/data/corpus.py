@@ -18,16 +18,8 @@ import numpy as np
 from nas.core.config import PIECES, DataOptions
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_yaml
-from nas.data.sources import SPLITS, find_text, is_text_file, sha256_of
-from nas.data.vocabulary import (
-    VOCABULARY,
-    VOCABULARY_FILE,
-    Vocabulary,
-    count_words,
-    make_tokenizer,
-    normalise,
-    split_words,
-)
+from nas.data.sources import SPLITS, count_words, find_text, is_text_file, sha256_of, split_words
+from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE, Vocabulary, make_tokenizer, normalise
 
 FORMAT = "par-tokens/4"
 CHUNK = 1 << 20  # bytes, or ids, processed at once

@@ -164,6 +164,16 @@ def is_text(data: bytes) -> bool:
         return False
 
 
+def split_words(text: bytes) -> list[str]:
+    """Split at white space, including that of Unicode."""
+    return text.decode("utf-8", errors="replace").split()
+
+
+def count_words(text: bytes) -> int:
+    """The number of words as in WikiText: white space separates them, and each line feed counts as one."""
+    return len(split_words(text)) + text.count(b"\n")
+
+
 def next_line_start(path: Path, offset: int) -> int:
     """Offset of the next line after `offset`, or of the next character if no line ends within a block."""
     with open(path, "rb") as file:

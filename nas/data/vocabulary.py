@@ -183,16 +183,6 @@ def normalise(data: bytes, kind: str, lowercase: bool) -> bytes:
     return text.lower().encode("utf-8") if lowercase else data
 
 
-def split_words(text: bytes) -> list[str]:
-    """Split at white space, including that of Unicode."""
-    return text.decode("utf-8", errors="replace").split()
-
-
-def count_words(text: bytes) -> int:
-    """The number of words as in WikiText: white space separates them, and each line feed counts as one."""
-    return len(split_words(text)) + text.count(b"\n")
-
-
 class Vocabulary:
     """Translates between text and token ids. The ids of models are ranks: 0 is the most frequent token of train.
 
@@ -222,7 +212,6 @@ class Vocabulary:
         return self.tokenizer.decode(self.tokenizer_ids[ids])
 
     def save(self, folder: Path) -> None:
-        """Write the files that load() reads."""
         folder.mkdir(exist_ok=True)
         for name, content in self.tokenizer.files.items():
             (folder / name).write_bytes(content)

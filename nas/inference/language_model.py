@@ -12,8 +12,8 @@ import torch
 from models.transformer_xl import TransformerXL
 from nas.core.config import Config
 from nas.core.errors import InputError
-from nas.data.sources import is_text
-from nas.data.vocabulary import VOCABULARY, Vocabulary, count_words, split_words
+from nas.data.sources import count_words, is_text, split_words
+from nas.data.vocabulary import VOCABULARY, Vocabulary
 from nas.inference.generation import Predictor, Sampling, TextWriter, generate_tokens
 from nas.mixture.mixture import Mixture, load_mixture
 from nas.retraining.weights import read_trained, set_weights
