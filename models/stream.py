@@ -74,9 +74,7 @@ class StreamModel(nn.Module):
 
 
 class Decoder:
-    """Predicts the next token of a stream, as StreamModel does. It keeps the state itself, and reads a single position
-    in fewer calls. context: as in StreamModel.
-    """
+    """StreamModel that keeps the state itself, and reads a single position in fewer calls. context: as there."""
 
     @torch.no_grad()
     def __init__(self, model: TransformerXL, context: int):

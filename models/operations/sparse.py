@@ -14,7 +14,6 @@ and N keys.
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import or_
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,35 +101,25 @@ class SummaryColumns(KeySet):
         return keys.expand(*keys.shape[:-4], self.stride, *keys.shape[-3:])  # [.., H, l, B, N, E]
 
 
-class Layout(NamedTuple):
-    """`before` and `after` positions pad a context [B, K, D] to `rows` whole rows of l positions. The last `query_rows`
-    contain the queries; the first query is in column `first`.
-    """
-
-    before: int
-    after: int
-    rows: int
-    query_rows: int
-    first: int
-
-
 def additive_mask(allowed: Tensor, dtype) -> Tensor:
     """0 where allowed, else MASKED."""
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, MASKED)
 
 
 @cache_tensors(16)  # few entries, because the masks are large and cheap to compute again
-def group_masks(key_set: KeySet, without: KeySet | None, layout: Layout, dtype, device) -> tuple[Tensor, Tensor]:
+def group_masks(
+    key_set: KeySet, without: KeySet | None, before: int, rows: int, query_rows: int, dtype, device
+) -> tuple[Tensor, Tensor]:
     """Cached additive mask, which broadcasts to the groups' scores [.., Q, N], and distances for a key set.
 
     The distances [N], or [G, N] with own_positions, are those between the keys and the last query of a group. The keys
-    of `without` are masked too.
+    of `without` are masked too, and the first `before` positions, which pad the context. rows: S. query_rows: R.
     """
-    places = torch.arange(layout.rows * key_set.stride, device=device)
-    places = places.view(1, 1, layout.rows, key_set.stride, 1)  # H = B = E = 1
-    query = key_set.queries(places[:, :, -layout.query_rows :])  # [1, 1, G, Q, 1], or [1, G, 1, Q, 1]
-    key = key_set.keys(places, layout.query_rows).transpose(-2, -1)  # [1, 1, G, 1, N], or [1, G, 1, 1, N]
-    allowed = key_set.contains(query, key) & (key <= query) & (key >= layout.before)
+    places = torch.arange(rows * key_set.stride, device=device)
+    places = places.view(1, 1, rows, key_set.stride, 1)  # H = B = E = 1
+    query = key_set.queries(places[:, :, -query_rows:])  # [1, 1, G, Q, 1], or [1, G, 1, Q, 1]
+    key = key_set.keys(places, query_rows).transpose(-2, -1)  # [1, 1, G, 1, N], or [1, G, 1, 1, N]
+    allowed = key_set.contains(query, key) & (key <= query) & (key >= before)
     if without is not None:
         allowed &= ~without.contains(query, key)
     distance = (query[..., -1:, :] - key)[..., 0, :]  # [1, 1, G, N], or [1, G, 1, N]
@@ -179,29 +168,27 @@ class SparseAttention(RelativeAttention):
         before = (segment.start + length - keys) % stride  # rows begin where the stream's rows begin
         if before + keys - length < stride:  # LocalWindow reads the row before the queries' rows
             before += stride
-        rows = -(-(before + keys) // stride)
-        first_row, first = divmod(before + keys - length, stride)
-        layout = Layout(before, rows * stride - before - keys, rows, rows - first_row, first)
-        if layout.before or layout.after:
-            context = F.pad(context, (0, 0, layout.before, layout.after))  # [B, S * l, D]
-        asking = context[:, -layout.query_rows * self.stride :]  # [B, R * l, D]
-        (query,) = split_heads(self.query(asking), self.heads).unflatten(3, (-1, self.stride))  # [H, B, R, l, E]
-        key_value = self.repeat_keys(self.project_keys(context))
-        key_value = key_value.unflatten(3, (-1, self.stride))  # [2, H, B, S, l, E]
+        first_row, first = divmod(before + keys - length, stride)  # of the queries
+        if before or (before + keys) % stride:
+            context = F.pad(context, (0, 0, before, -(before + keys) % stride))  # [B, S * l, D], whole rows
+        asking = context[:, first_row * stride :]  # [B, R * l, D]
+        (query,) = split_heads(self.query(asking), self.heads).unflatten(3, (-1, stride))  # [H, B, R, l, E]
+        key_value = self.repeat_keys(self.project_keys(context)).unflatten(3, (-1, stride))  # [2, H, B, S, l, E]
 
         near, *others = self.key_sets
-        mixed, lse = self.attend_to(near, None, query, key_value, segment.encodings, layout)
+        mixed, lse = self.attend_to(near, None, query, key_value, segment.encodings, before)
         for key_set in others:  # weigh each set's softmax by its share of the sum of exp(scores)
-            far, far_lse = self.attend_to(key_set, near, query, key_value, segment.encodings, layout)
+            far, far_lse = self.attend_to(key_set, near, query, key_value, segment.encodings, before)
             mixed = torch.lerp(far, mixed, torch.sigmoid(lse - far_lse))
-        return self.output(join_heads(mixed.flatten(2, 3)[:, :, layout.first : layout.first + length]))
+        return self.output(join_heads(mixed.flatten(2, 3)[:, :, first : first + length]))
 
-    def attend_to(self, key_set, without, query, key_value, encodings, layout) -> tuple[Tensor, Tensor]:
-        """Attention to one key set, without the keys of another.
+    def attend_to(self, key_set, without, query, key_value, encodings, before) -> tuple[Tensor, Tensor]:
+        """Attention to one key set, without the keys of another and the first `before` positions.
 
         query [H, B, R, l, E], key_value [2, H, B, S, l, E] -> values [H, B, R, l, E] and log-sum-exp [H, B, R, l, 1].
         """
-        mask, distance = group_masks(key_set, without, layout, query.dtype, query.device)
+        rows, query_rows = key_value.shape[3], query.shape[2]
+        mask, distance = group_masks(key_set, without, before, rows, query_rows, query.dtype, query.device)
         position, biases = None, (None, None)
         if self.position is not None:
             last = len(encodings) - 1  # distances outside of the table belong to masked keys
@@ -209,7 +196,7 @@ class SparseAttention(RelativeAttention):
             biases = (self.content_bias, self.position_bias)  # [H, E] each
             if key_set.own_positions:
                 biases = (bias.unsqueeze(1).expand(*position.shape[:2], -1) for bias in biases)  # [H, G, E] each
-        query, key_value = key_set.queries(query), key_set.keys(key_value, layout.query_rows)
+        query, key_value = key_set.queries(query), key_set.keys(key_value, query_rows)
         return tuple(map(key_set.ungroup, attend(query, key_value, position, *biases, mask, key_set.step, True)))
 
 

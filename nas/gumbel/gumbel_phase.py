@@ -162,9 +162,8 @@ class Logits:
         self.optimizer = torch.optim.Adam([self.values], adam.lr, ADAM_BETAS, weight_decay=adam.weight_decay)
         self.generator = torch.Generator().manual_seed(config.seed ^ SAMPLING_SEED)
         shape = self.values.shape[:1] if self.hard else self.values.shape
-        self.gates = torch.zeros(
-            shape, device=supernet.embedding.weight.device
-        )  # in one place, where a CUDA graph reads and writes it
+        # In one place, where a CUDA graph reads and writes it
+        self.gates = torch.zeros(shape, device=supernet.embedding.weight.device)
         self.gates.grad = torch.zeros_like(self.gates)
 
     @property
