@@ -28,7 +28,7 @@ class StreamModel(nn.Module):
         super().__init__()
         self.model, self.context = model.eval(), context
         self.register_buffer("encodings", model.encodings(context))
-        self.operations = nn.ModuleList(block.operation.cached(self.encodings, context) for block in model.blocks)
+        self.operations = nn.ModuleList(block.operation.cached(self.encodings) for block in model.blocks)
 
     def start(self, rows: int) -> dict[str, Tensor]:
         """The state of `rows` streams that begin."""

@@ -44,7 +44,6 @@ def parse_arguments() -> Namespace:
 
 
 def seed_of(text: str) -> int:
-    """A seed, as argparse reads it."""
     if not text.isdecimal():
         moved = "; section.key=value comes before --seeds" if "=" in text else ""
         raise ArgumentTypeError(f"{text!r} is not a whole number from 0{moved}")

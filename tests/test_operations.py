@@ -106,7 +106,7 @@ def test_pieces_equal_the_whole_with_states_caches_and_one_by_one(name, norm):
     x = torch.randn(2, length, 16, dtype=torch.float64)
     whole, _ = operation(x, operation.begin(2), segment(operation, length))
     with torch.no_grad():
-        cached = operation.cached(sinusoidal_encodings(context, 16, torch.float64), context)
+        cached = operation.cached(sinusoidal_encodings(context, 16, torch.float64))
         reader = cached.Reader(cached)
     for form, pieces in ((operation, [4, 1, 9, 7]), (cached, [4, 1, 9, 7]), (cached, [1] * length)):
         state, found, done = form.begin(2), [], 0
@@ -134,7 +134,7 @@ def test_a_short_memory_shows_a_cached_form_as_little(name):
     operation, context = random_operation(name), 6
     x = torch.randn(2, 12, 16, dtype=torch.float64)
     with torch.no_grad():
-        forms = operation, operation.cached(sinusoidal_encodings(context, 16, torch.float64), context)
+        forms = operation, operation.cached(sinusoidal_encodings(context, 16, torch.float64))
         states = [form.begin(2) for form in forms]
         for start in range(0, 12, 4):
             own = segment(operation, 4, start, 2)._replace(kept=context - 1)

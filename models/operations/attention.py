@@ -87,8 +87,8 @@ class Attention(Operation):
     def branch(self, context, length, segment):
         return self.attention(context, length, segment)
 
-    def cached(self, encodings, context):
-        return CachedAttention(self, encodings, context)
+    def cached(self, encodings):
+        return CachedAttention(self, encodings)
 
 
 class AttentionReader(BareReader):
@@ -153,7 +153,7 @@ class CachedAttention(nn.Module):
 
     Reader = AttentionReader
 
-    def __init__(self, operation: Attention, encodings: Tensor | None, context: int):
+    def __init__(self, operation: Attention, encodings: Tensor | None):
         super().__init__()
         self.operation, self.restarts = operation, operation.restarts
         position = operation.attention.project_positions(encodings, slice(None))  # the same for each segment

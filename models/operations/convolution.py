@@ -46,7 +46,7 @@ class ShortConvolution(Operation):
         products = torch.cat([before, a * value], dim=1)  # [B, T + K, D]
         return self.output(b[:, -length:] * convolve(products, self.kernel, length)), products
 
-    def cached(self, encodings, context):
+    def cached(self, encodings):
         return CachedConvolution(self)
 
 

@@ -155,10 +155,8 @@ class Operation(nn.Module):
         state = self.begin(len(inputs))
         return self(inputs, state, segment)[1] if inputs.shape[1] else state
 
-    def cached(self, encodings: Tensor | None, context: int) -> nn.Module:
-        """The same function with fixed weights, for a stream in which a position sees at most `context` positions,
-        itself included. It has begin(), forward(), Reader and restarts. encodings: of `context` distances.
-        """
+    def cached(self, encodings: Tensor | None) -> nn.Module:
+        """The same function with fixed weights; it has begin(), forward(), Reader, restarts. encodings: of Segment."""
         return self
 
     def initialise(self, scale: float) -> None:

@@ -103,9 +103,7 @@ def visible_gpus(config: Config) -> list[str]:
 
 
 def choose_workers(config: Config, workers: int | None) -> tuple[int, list[str]]:
-    """The number of runs at a time, by default one on each GPU, and the GPUs. Raises InputError if several runs on the
-    CPU lack a number of threads.
-    """
+    """Runs at a time, by default one on each GPU, and the GPUs. Raises InputError if several on a CPU lack threads."""
     gpus = visible_gpus(config)
     workers = workers or max(1, len(gpus))
     if not gpus and workers > 1 and config.train.threads is None:

@@ -25,8 +25,6 @@ SETTINGS = "comparison.yaml"  # in the run folder: the settings of the last call
 
 @dataclass(frozen=True)
 class Contender:
-    """A network that is compared."""
-
     name: str
     content: dict  # of its pattern file
     config: Config  # of its training

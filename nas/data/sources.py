@@ -24,9 +24,7 @@ BLOCK = 1 << 20  # bytes read at once
 
 @dataclass(frozen=True)
 class Archive:
-    """A zip file to download."""
-
-    urls: tuple[str, ...]  # tried in order
+    urls: tuple[str, ...]  # of a zip file, tried in order
     sha256: str
     members: tuple[str, ...]  # train, valid, test; or one file to split
     split_bytes: tuple[int, int] | None = None  # start of valid and of test in a single member

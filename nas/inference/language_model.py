@@ -53,7 +53,6 @@ class Score:
         return "\n".join([*rows, *self.quality()])
 
     def quality(self) -> list[str]:
-        """The lines of the metrics."""
         about = self.metrics
         words = "no comparable word perplexity: the tokens do not keep the words"
         if about["word_perplexity_comparable"]:
@@ -69,8 +68,6 @@ class Score:
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A trained model with its vocabulary."""
-
     module: TransformerXL | None  # in evaluation mode, on the device; None: no network
     tokenizer: Vocabulary
     pattern: list[str]  # the operations of the blocks

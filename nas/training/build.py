@@ -64,9 +64,7 @@ def check_splits(config: Config, corpus: Corpus) -> None:
 def open_stream(
     tokens: np.ndarray, config: Config, runtime: Runtime, name: str = "train", beside: np.ndarray | None = None
 ) -> Stream:
-    """The part of the tokens that this rank reads. beside: of ContextBatches. Raises InputError if they are too few for
-    the batch.
-    """
+    """The part of the tokens that this rank reads. beside: of ContextBatches. Raises InputError if they are too few."""
     train, rows = config.train, rank_rows(config.train.batch_size, config.train.grad_accum_steps)
     sizes = train.batch_size, train.segment, name, image_size(config)
     return Stream(ContextBatches(tokens, *sizes, rows, runtime.device, beside))

@@ -93,7 +93,6 @@ def all_reduce_sum(values: Tensor) -> Tensor:
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether the flag is set on any rank."""
     return bool(all_reduce_sum(torch.tensor(float(flag))) > 0)
 
 
@@ -117,7 +116,6 @@ def check_replicated(values: dict[str, Tensor]) -> None:
 
 
 def barrier() -> None:
-    """Wait until every rank has reached this point."""
     if world_size() > 1:
         dist.barrier()
 

@@ -76,7 +76,6 @@ class Muon(torch.optim.Optimizer):
 
 
 def parameters_within(network: nn.Module, kind: type[nn.Module]) -> list[nn.Parameter]:
-    """The parameters of all modules of a type."""
     return [p for module in network.modules() if isinstance(module, kind) for p in module.parameters()]
 
 
