@@ -193,7 +193,7 @@ def test_a_damaged_or_foreign_folder_is_named(exported, trained, tmp_path):
         (("model.safetensors", weights[:-9] + b"\1" + weights[-8:]), "model.safetensors is damaged"),
         (("config.json", b"{"), "config.json is not YAML"),
         (("vocabulary/vocabulary.yaml", b"format: par-vocabulary/1\n...\n"), "vocabulary.yaml is damaged"),
-        (("config.json", b'{"format": "other/1"}'), "has format 'other/1'; this version reads 'par-model/3'"),
+        (("config.json", b'{"format": "other/1"}'), "has format 'other/1'; this version reads 'par-model/4'"),
         (("config.json", (copy / "config.json").read_bytes().replace(b'"linear"', b'"dense"', 1)), "does not fit its"),
         (("vocabulary/ids.npy", b"x"), "ids.npy is missing or damaged"),
     ):

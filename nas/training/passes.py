@@ -7,7 +7,7 @@ import numpy as np
 from nas.core.config import SHORT_FROM, SHORT_SHARE, Config, known_values
 from nas.data.corpus import Corpus
 from nas.data.optimal_cutoffs import LayerCost, optimal_cutoffs
-from nas.data.vocabulary import count_words
+from nas.data.sources import count_words
 
 # From how many passes, and from which square of them times parameters per token: dropout and weight decay. The last row
 # that holds counts. The bounds are from trainings of ten networks (experiments/passes).
