@@ -133,3 +133,27 @@ def test_a_training_goes_on_from_its_trial_or_tells_what_differs(small_yaml, pat
         assert told in starts_anew(content, *options)
     (trial / "checkpoint.pt").unlink()
     assert f"the trial {trial}: its checkpoint.pt is missing" in starts_anew(tried, "train.steps=8")
+
+
+@pytest.mark.slow
+def test_all_that_ships_is_within_a_size(tmp_path, small_yaml):
+    options = *OPTIONS, "mixture.states=20", "mixture.cache=[1,2]", "mixture.counts=3", "train.epochs=0.5"
+    given = *options, "model.tie_embeddings=auto", "model.ngram_rows=auto"
+    least = refuse("search", small_yaml, "--run", tmp_path / "none", *given, "search.size.target=20kB")
+    found = re.search(r"no network is within search.size.target=20000, with counts of 5,000 bytes; give (\S+)MB", least)
+    target = int(1e6 * float(found[1]))
+    succeed("search", small_yaml, "--run", tmp_path / "search", *given, f"search.size.target={target}")
+    choice = yaml.safe_load((tmp_path / "search/trials/choice.yaml").read_text())
+    shown = succeed("derive", tmp_path / "search").splitlines()[-1]
+    pattern = yaml.safe_load((tmp_path / "search/pattern.yaml").read_text())
+    assert choice["size"] == {"target": target, "weights": "int8", "counts": pattern["counts_bytes"]} | {
+        "others": target - pattern["counts_bytes"]
+    }
+    succeed("retrain", *shown.removeprefix("next: python retrain.py ").split())
+    shown = succeed("export", tmp_path / "search-trained", "--out", tmp_path / "small", "--format", "par-int8")
+    sizes = {file.name: file.stat().st_size for file in (tmp_path / "small").rglob("*") if file.is_file()}
+    assert sizes["counts.npz"] <= pattern["counts_bytes"]  # tests/test_mixture.py fills a size
+    assert 0.2 * target < sum(sizes.values()) <= target, sizes
+    rounded = [float(bits) for bits in re.findall(r"(\S+) bits per byte on valid", shown)]
+    assert rounded[1] == pytest.approx(rounded[0], rel=0.01)
+    assert f"{sum(sizes.values()) - sizes['README.md']:,} bytes" in (tmp_path / "small/README.md").read_text()
