@@ -26,6 +26,8 @@ def true_loss(network: Network, text: float, attention: tuple[float, float] = (0
     attention: the best share of the blocks, and its weight.
     """
     size, width, blocks = network
+    if not blocks:
+        return 9.0
     early = 0.25 * (text * size / 2000) ** -0.35
     attends = np.array([block == "attention" for block in blocks])
     places = np.arange(len(blocks)) / max(1, len(blocks) - 1)

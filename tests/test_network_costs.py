@@ -69,7 +69,7 @@ def test_a_search_begins_with_interleaved_networks_or_else_with_those_of_one_ope
 
     assert patterns(8.0) == {"a", "ad", "ada", "adad"}
     assert patterns(2.5) == {"d"}  # no interleaved one
-    assert first_candidates(config, tables, 1.5) == []
+    assert patterns(1.5) == {""} and first_candidates(config, tables, 0.5) == []
     dear = replace(TABLE, overhead=6.0)  # leaves no room for an interleaved network of this size
     assert Network(200, 8, ("dense",)) in first_candidates(config, tables | {(200, 8): dear}, 7.5)
     config.search.operations.remove("identity")
@@ -84,6 +84,7 @@ def test_neighbours_are_one_change_away():
 
     found = near(("attention", "dense"), ["attention", "dense", "identity"])
     assert found == {"aa", "dd", "da", "a", "d", "aad", "dad", "ada", "add"}
+    assert near(("dense",), ["dense", "identity"]) == {"", "dd"} and near((), ["dense", "identity"]) == {"d"}
     assert near(("dense", "dense"), ["attention", "dense"]) == {"ad", "da"}
 
 

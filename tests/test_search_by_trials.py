@@ -157,3 +157,16 @@ def test_all_that_ships_is_within_a_size(tmp_path, small_yaml):
     rounded = [float(bits) for bits in re.findall(r"(\S+) bits per byte on valid", shown)]
     assert rounded[1] == pytest.approx(rounded[0], rel=0.01)
     assert f"{sum(sizes.values()) - sizes['README.md']:,} bytes" in (tmp_path / "small/README.md").read_text()
+
+
+@pytest.mark.slow
+def test_embedding_and_output_layer_alone_are_a_network(tmp_path, small_yaml):
+    sizes = "search.vocab_size=[]", "search.d_model=[]", "train.epochs=0.5", "search.operations=[dense,identity]"
+    refused = refuse("search", small_yaml, "--run", tmp_path / "run", *OPTIONS, *sizes, "search.latency.target=0.01")
+    least = re.search(r"costs (\S+) of the reference", refused)[1]
+    options = *OPTIONS, *sizes, f"search.latency.target={least}"
+    succeed("search", small_yaml, "--run", tmp_path / "run", *options)
+    shown = succeed("derive", tmp_path / "run")
+    assert "\nblocks: [identity]\n" in (tmp_path / "run/pattern.yaml").read_text()
+    shown = succeed("retrain", *shown.splitlines()[-1].removeprefix("next: python retrain.py ").split())
+    assert "going on from the trial" in shown and "pattern i, " in shown

@@ -206,8 +206,6 @@ def simplify(pattern: list, config: Config, where: str) -> list[str]:
         name, _ = parse_block(block)
         if model.grid and OPERATIONS[name].carries_state:  # which would go on from one image to the next
             raise InputError(f"{where} {number}: {name} cannot read images; remove it, or model.grid={model.grid}")
-    if {*simple} == {"identity"} and config.train.optimizer == "muon":
-        raise InputError("train.optimizer=muon needs blocks with weights; give train.optimizer=adamw")
     return simple
 
 

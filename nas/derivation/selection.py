@@ -31,7 +31,7 @@ def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float 
     """The network that trials chose or, for another budget, the predicted best of its sizes. content: choice.yaml."""
     own, trials = content["network"], content["trials"]
     if budget is None or (math.isclose(budget, run.budget or 0) and costs.unit == run.costs.unit):
-        return Choice(own["blocks"], budget, [run], trials=trials, trial=Path(content["trial"]["folder"]))
+        return Choice(read_network(own).pattern, budget, [run], trials=trials, trial=Path(content["trial"]["folder"]))
     shape, config = (own["vocab_size"], own["d_model"]), load_config(run.path / CONFIG, [])
     tried = [read_network(one) for one in trials]
     limit = budget * costs.reference(len(run.pi))
@@ -47,7 +47,7 @@ def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float 
     networks = with_neighbours(networks, surrogate, config, {shape: costs}, limit)
     pi = block_probabilities(networks, surrogate.probability_best(networks), run.operations, len(run.pi))
     best = networks[int(np.argmin(surrogate.predict(networks)))]
-    return Choice(list(best.blocks), budget, [replace(run, pi=pi)], trials=trials)
+    return Choice(best.pattern, budget, [replace(run, pi=pi)], trials=trials)
 
 
 def likeliest_choice(runs: list[SearchRun], costs: CostTable, budget: float | None) -> Choice:

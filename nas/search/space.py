@@ -19,18 +19,25 @@ WIDTHS = 1, 1.5, 2, 3, 4  # multiples of model.d_model
 
 
 class Network(NamedTuple):
-    """vocab_size: pieces of the tokenizer. blocks: without identity, so that a network has one spelling."""
+    """vocab_size: pieces of the tokenizer. blocks: without identity, so that a network has one spelling; a network of
+    embedding and output layer alone has none.
+    """
 
     vocab_size: int
     d_model: int
     blocks: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.vocab_size}-{self.d_model}-{file_name(self.blocks)}"
+        return f"{self.vocab_size}-{self.d_model}-{file_name(self.pattern)}"
+
+    @property
+    def pattern(self) -> list[str]:
+        """The blocks in a pattern file, where no blocks mean no network."""
+        return list(self.blocks) or ["identity"]
 
     @property
     def is_interleaved(self) -> bool:
-        return list(self.blocks) == interleaved(len(self.blocks))
+        return list(self.blocks) == interleaved(len(self.blocks)) != []
 
     def to_dict(self) -> dict:
         """A mapping for YAML files. read_network() is the inverse."""
@@ -70,8 +77,8 @@ def candidate_sizes(config: Config, vocab_size: int, text_bytes: int) -> list[tu
 
 def first_candidates(config: Config, tables: dict[tuple[int, int], CostTable], limit: float) -> list[Network]:
     """The candidates of at most a cost from which a search climbs: of each pair of sizes its interleaved networks, or
-    if there are none, networks of one operation. With identity among the operations, they have at most model.blocks
-    blocks, else exactly as many. tables: costs of each vocabulary and width.
+    if there are none, those of one operation, or the one without blocks. With identity among the operations, they have
+    at most model.blocks blocks, else exactly as many. tables: costs of each vocabulary and width.
     """
     operations, most = config.search.operations, config.model.blocks
     depths = range(1, most + 1) if "identity" in operations else [most]
@@ -79,14 +86,15 @@ def first_candidates(config: Config, tables: dict[tuple[int, int], CostTable], l
     uniform, found = [[name] * depth for name in operations if name != "identity" for depth in depths], []
     for shape, table in tables.items():
         affordable = within_budget(table, limit)
-        patterns = [*filter(affordable, plain)] or filter(affordable, uniform)
+        none = [[]] if "identity" in operations else []
+        patterns = [*filter(affordable, plain)] or [*filter(affordable, uniform)] or filter(affordable, none)
         found += [make_network(*shape, blocks) for blocks in patterns]
     return found
 
 
 def cheapest(config: Config, table: CostTable) -> float:
     """The cost of the cheapest network of a vocabulary and width."""
-    names, least = config.search.operations, 1 if "identity" in config.search.operations else config.model.blocks
+    names, least = config.search.operations, 0 if "identity" in config.search.operations else config.model.blocks
     return table.overhead + table.mixture + least * min(table.blocks[name] for name in names if name != "identity")
 
 
@@ -105,7 +113,7 @@ def neighbours(network: Network, operations: list[str], most: int) -> list[Netwo
     ]
     if free and len(blocks) < most:
         found += [(*blocks[:i], name, *blocks[i:]) for i in range(len(blocks) + 1) for name in names]
-    if free and len(blocks) > 1:
+    if free:
         found += [(*blocks[:i], *blocks[i + 1 :]) for i in places]
     return [network._replace(blocks=other) for other in dict.fromkeys(found) if other != blocks]
 

@@ -37,6 +37,7 @@ LETTERS = "VDNTAFPOERW"
 OTHER, OTHER_TEXT = 0.01, 0.004  # standard deviations of the effect of 1 + another operation's blocks, and with T
 OWN = 0.006  # standard deviation of what a network, and a pair of sizes, have beyond the terms at any time; relative
 NOISE = 0.004  # standard deviation of a loss, relative
+NO_BLOCKS = 0.5  # instead of 0 blocks, for the logarithm
 DRAWS = 1000  # for the probability of being the best
 
 
@@ -80,7 +81,7 @@ def log_sizes(network: Network, d_ffn: int | str) -> tuple[float, ...]:
     if 0 < attends.sum() < len(blocks):
         places = np.linspace(-1, 1, len(blocks))
         later = places[attends].mean() - places[~attends].mean()
-    logs = np.log([network.vocab_size, network.d_model, len(blocks)])
+    logs = np.log([network.vocab_size, network.d_model, max(len(blocks), NO_BLOCKS)])
     relative = np.log((np.array([attends.sum(), widths]) + 0.5) / (half + 0.5))
     return *logs, *relative, later, float(not attends.any())
 

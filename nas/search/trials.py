@@ -160,7 +160,7 @@ class Trials:
         name, steps, run = str(network), self.steps[network.vocab_size], folder / str(network)
         pattern, log = folder / "patterns" / f"{name}.yaml", folder / LOGS / f"{name}.txt"
         pattern.parent.mkdir(parents=True, exist_ok=True)
-        write_yaml(pattern, {"format": FORMAT, "blocks": list(network.blocks)})
+        write_yaml(pattern, {"format": FORMAT, "blocks": network.pattern})
         arguments = [pattern, folder / CONFIG, *run_options(run), f"train.steps={steps}"]
         arguments += [] if self.text.is_read_again else ["train.evaluate_every=0"]  # earlier weights may be the best
         arguments += [*options_of(network, self.config), *([] if until is None else ["--until", until])]
