@@ -17,6 +17,15 @@ def make_outcome(pattern: list[str], valid: dict, steps: int, tokens: int, secon
     return {"format": "par-outcome/2", "pattern": pattern, "valid": valid, **metrics}
 
 
+def size_line(choice: dict) -> str:
+    """What search.size.target leaves for the counts. choice: the content of choice.yaml."""
+    size = choice["size"]
+    return (
+        f"size: at most {size['target']:,} bytes; the network with weights of {size['weights']}, the vocabulary and all "
+        f"else take {size['others']:,}, and the counts {size['counts']:,}"
+    )
+
+
 def print_outcome(run: RunFolder) -> None:
     """Print warnings, the content of outcome.yaml, and the commands to run next."""
     outcome, trials = read_yaml(run.path / OUTCOME), (run.path / CHOICE).exists()

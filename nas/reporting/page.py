@@ -16,7 +16,7 @@ from nas.core import run_folder
 from nas.core.config import CANDIDATES, LEARNING_RATES, RESUME, flat_config, marked
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_text
-from nas.core.outcome import read_pi
+from nas.core.outcome import read_pi, size_line
 from nas.core.pattern import abbreviate, read_pattern, unit_of
 from nas.core.run_folder import PROVENANCE, git_commit
 from nas.costs.cost_table import MILLISECONDS, cost_rows, latency_report
@@ -178,6 +178,7 @@ def section(run: Path, runs: list[Path]) -> dict:
     stage = read_yaml(run / run_folder.CONFIG)["stage"]
     content = {"stage": stage, "folder": str(run), "origin": origin(run), **SECTIONS[stage](run)}
     if choice := read_optional(run / run_folder.CHOICE):
+        content |= {"size": size_line(choice)} if "size" in choice else {}
         timed = choice["unit"].startswith(MILLISECONDS)
         trained = trained_networks(runs, choice["reference_cost"]) if timed else []
         content["networks"] = data_uri(figures.networks_figure, choice, trained)

@@ -15,6 +15,7 @@ import numpy as np
 from nas.core.config import Config
 from nas.core.errors import CannotSearch, InputError, world_size
 from nas.core.files import read_yaml, write_jsonl, write_yaml
+from nas.core.outcome import size_line
 from nas.core.pattern import interleaved
 from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, PI, TRIALS, RunFolder, data_digests, provenance
 from nas.costs.budget import as_ratio
@@ -261,6 +262,7 @@ def networks_table(choice: dict) -> str:
         rows.append(f"  {one['name']:<28}{cost:<18}{loss:<24}{one['probability_best']:.0%}")
     most = max(one["share"] for one in choice["trials"])
     why = f"the best prediction of those with {part_of(most)}, or the cheapest of equal ones"
+    rows += [size_line(choice)] if "size" in choice else []
     return "\n".join([*rows, f"chosen: {choice['name']}, {why}; {choice['trainings']:.2f} trainings in all"])
 
 
