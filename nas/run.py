@@ -15,7 +15,6 @@ from nas.core.config import Config
 from nas.core.config_loading import REPORT, check_search, load_config, open_plan
 from nas.core.errors import CannotSearch, InputError, Interrupted, RunError, interrupt_on_signals, run_command
 from nas.core.files import write_yaml
-from nas.core.pattern import FORMAT
 from nas.core.run_folder import (
     NO_NETWORK,
     OUTCOME,
@@ -72,10 +71,12 @@ def run_stage(result: Path, command: str, *arguments) -> None:
         raise RunError(f"{command} failed; its message stands above")
 
 
-def count_alone(folder: Path, arguments: Namespace) -> None:
+def count_alone(folder: Path, arguments: Namespace, config: Config) -> None:
     """Make a model of cache and counts, and print its figures."""
+    from nas.comparison.found_and_usual import no_network_pattern
+
     pattern, run = folder / f"{NO_NETWORK}.yaml", folder / NO_NETWORK
-    write_yaml(pattern, {"format": FORMAT, "blocks": []})
+    write_yaml(pattern, no_network_pattern(config))
     run_stage(run / RESULTS, "retrain.py", pattern, arguments.config, *run_options(run), *arguments.overrides)
 
 
@@ -93,7 +94,7 @@ def main() -> None:
         except CannotSearch as error:
             if not minutes or not config.beside.counts:
                 raise
-            count_alone(folder, arguments)
+            count_alone(folder, arguments, config)
             print(f"NOTICE: no network was searched: {error}")
             print(f"the model to use has only cache and counts: {folder / NO_NETWORK}")
             return

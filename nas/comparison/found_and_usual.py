@@ -28,11 +28,12 @@ from nas.core.run_folder import (
 from nas.costs.baselines import deepest
 from nas.costs.cost_table import TOLERANCE
 from nas.costs.measurement import ROUNDS, SECONDS, text_times
+from nas.costs.sizes import bytes_beside
 from nas.data.corpus import Corpus, prepare
 from nas.jobs.tasks import run_tasks, script_task, unfinished, workers
 from nas.retraining.phase import BEST
 from nas.search.network_search import COSTS
-from nas.search.space import NetworkCosts, within_budget
+from nas.search.space import NetworkCosts, with_sizes, within_budget
 from nas.search.strategy import EQUAL_LOSS
 from nas.training.device import set_up_device
 from nas.training.passes import resolve_auto
@@ -47,6 +48,16 @@ def usual_blocks(folder: Path, plan: Config) -> list[str] | None:
     return deepest(interleaved, plan.model.blocks, within_budget(costs.tables[costs.reference[:2]], limit))
 
 
+def no_network_pattern(config: Config, pieces: int | None = None) -> dict:
+    """The content of the pattern file of cache and counts alone. pieces: of another vocabulary."""
+    content = {"format": FORMAT, **({"vocab_size": pieces} if pieces else {}), "blocks": []}
+    if config.search.size.target and config.mixture.counts:
+        own = with_sizes(config, pieces or config.data.vocab_size, config.model.d_model)
+        beside = bytes_beside(own, Corpus(prepare(own.data)), has_network=False)
+        content["counts_bytes"] = max(1, config.search.size.target - beside)
+    return content
+
+
 def train_networks(folder: Path, plan: Config) -> None:
     """Train the found network, from its trial on, and the usual one, side by side if there are cores; count without."""
     check_text(folder / SEARCH / TRIALS, data_digests(Corpus(prepare(plan.data)).meta))
@@ -54,10 +65,15 @@ def train_networks(folder: Path, plan: Config) -> None:
     if not blocks:
         print("NOTICE: no interleaved network of the given sizes is within the budget; the usual one has one block")
     patterns = {FOUND: folder / SEARCH / PATTERN}
-    for name, own in {USUAL: simplify(blocks or interleaved(1), plan, "interleaved"), NO_NETWORK: []}.items():
+    usual = {"format": FORMAT, "blocks": simplify(blocks or interleaved(1), plan, "interleaved")}
+    costs = NetworkCosts.read(folder / SEARCH / TRIALS / COSTS)
+    if plan.search.size.target and plan.mixture.counts:
+        spare = costs.tables[costs.reference[:2]].spare(blocks or interleaved(1))
+        usual["counts_bytes"] = max(1, plan.mixture.size + spare)
+    none = no_network_pattern(plan, read_yaml(patterns[FOUND]).get("vocab_size"))
+    for name, content in {USUAL: usual, NO_NETWORK: none}.items():
         patterns[name] = folder / f"{name}.yaml"
-        pieces = read_yaml(patterns[FOUND]).get("vocab_size") if name == NO_NETWORK else None
-        write_yaml(patterns[name], {"format": FORMAT, **({"vocab_size": pieces} if pieces else {}), "blocks": own})
+        write_yaml(patterns[name], content)
     if not plan.mixture.counts:
         del patterns[NO_NETWORK]
     for name, pattern in patterns.items():
