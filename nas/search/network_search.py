@@ -48,6 +48,7 @@ NORMAL_95 = 1.96
 AFTER_S = 45  # derivation, latencies, pictures and report
 FEWEST_STEPS = 16  # of a trial in the first rung
 DROPOUT_TIME = 1.2  # of a training step with dropout, to one without (experiments/passes)
+LEAST_S = 20  # before a search is given up
 FEW_MINUTES, PREPARING = 4, 0.25  # minutes for one vocabulary and width; share of them for preparing others
 EVALUATIONS = 4  # of a training on valid, before its end
 
@@ -290,7 +291,8 @@ def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime)
             f"NOTICE: --minutes {minutes:g} is too few to search vocabulary and width; those given are used", flush=True
         )
         config = replace(config, search=replace(config.search, vocab_size=[], d_model=[]))
-    estimate, strategy = measure(config, corpus, folder, runtime, PREPARING * 60 * minutes)
+    check_time(began, minutes)
+    estimate, strategy = measure(config, corpus, folder, runtime, began, minutes)
     if sizes := config.search.vocab_size:  # without those that are left out
         sizes = [size for size in sorted(strategy.trials.corpora) if sizes == "auto" or size in sizes]
         config = replace(config, search=replace(config.search, vocab_size=sizes))
@@ -330,15 +332,22 @@ def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime)
     return replace(config, train=train)
 
 
+def check_time(began: float, minutes: float) -> None:
+    """Raises CannotSearch if half of the minutes since the time `began` are over before the first trial."""
+    if time.monotonic() - began > max(LEAST_S, 30 * minutes):
+        raise CannotSearch(f"half of --minutes {minutes:g} were over before trials could begin, so give more")
+
+
 def measure(
-    config: Config, corpus: Corpus, folder: Path, runtime: Runtime, seconds: float
+    config: Config, corpus: Corpus, folder: Path, runtime: Runtime, began: float, minutes: float
 ) -> tuple[Estimate, Strategy]:
-    """The estimate with one epoch, which the folder keeps, and a strategy. seconds: for preparing the text."""
+    """The estimate with one epoch, which the folder keeps, and a strategy. began, minutes: as check_time()."""
     epoch = replace(config, train=replace(config.train, steps=None, epochs=1.0))
     file, about = folder / ESTIMATE, asdict(epoch) | data_digests(corpus.meta)
     if file.exists() and read_yaml(file)["about"] != about:
         forget_estimate(folder)
-    strategy = open_search(epoch, folder, runtime, seconds)
+    strategy = open_search(epoch, folder, runtime, PREPARING * 60 * minutes)
+    check_time(began, minutes)
     estimate = trial_estimate(strategy, folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_yaml(folder / COSTS, strategy.costs.to_dict())
