@@ -24,6 +24,7 @@ from nas.mixture.cache import DECAYS, FEATURES, Cache
 from nas.mixture.counts import (
     USUAL_DISCOUNTS,
     Counts,
+    Order,
     PackedCounts,
     count_ngrams,
     counts_distribution,
@@ -119,11 +120,14 @@ def test_the_counts_keep_the_n_grams_without_which_the_text_loses_most(tmp_path)
     for n in (3, 2):  # a context is worth as much as the best n-gram that needs it
         places = [tuple(text[i : i + n]) for i in range(len(text) - n + 1)]
         for gram in grams[n - 1]:
-            rest = [other for other in range(V) if (*gram[:-1], other) not in grams[n - 1]]
-            backoff = sum(p(other, gram[:-1]) for other in rest) / sum(p(other, gram[1:-1]) for other in rest)
-            own = p(gram[-1], gram[:-1])
-            occurrences = sum(place[:-1] == gram[:-1] for place in places)
-            lost[gram] = occurrences * own * math.log(own / (backoff * p(gram[-1], gram[1:-1])))
+            context, shorter = gram[:-1], gram[1:-1]
+            rest = [other for other in range(V) if (*context, other) not in grams[n - 1]]
+            left = sum(p(other, context) for other in rest) / sum(p(other, shorter) for other in rest)
+            own = p(gram[-1], context)
+            more = own - left * p(gram[-1], shorter) + left  # its share goes to the rest
+            others = sum(p(other, context) * math.log(more / left) for other in rest)
+            occurrences = sum(place[:-1] == context for place in places)
+            lost[gram] = occurrences * (own * math.log(own / (more * p(gram[-1], shorter))) - others)
             lost[gram] = max([lost[gram], *(lost[longer] for longer in lost if longer[:-1] == gram)])
     for most in (10, 40, 100):
         counts, limit = pack(orders, most), sorted(lost.values())[-most - 1]
@@ -133,6 +137,13 @@ def test_the_counts_keep_the_n_grams_without_which_the_text_loses_most(tmp_path)
         contexts = np.repeat(np.arange(V), counts.children[:V])
         pairs = list(zip(contexts.tolist(), counts.last[V:].tolist(), strict=False))
         assert pairs == sorted(gram for gram in kept if len(gram) == 2)
+
+    def nll(most: int, orders: list[Order]) -> float:
+        counts, nodes, found = pack(orders, most).unpack(V), np.full(order, -1, np.int64), np.zeros(len(text))
+        read_counts(text, *counts, nodes, found, np.zeros((len(text), 3 * order - 2)))
+        return -np.log(found).mean()
+
+    assert nll(40, orders) < nll(40, [own._replace(lost=own.share) for own in orders]) - 0.05
     for size in (2000, 2300):
         file = tmp_path / "counts.npz"
         file.write_bytes(pack_within(orders, size))

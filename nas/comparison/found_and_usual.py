@@ -69,7 +69,7 @@ def train_networks(folder: Path, plan: Config) -> None:
     costs = NetworkCosts.read(folder / SEARCH / TRIALS / COSTS)
     if plan.search.size.target and plan.mixture.counts:
         spare = costs.tables[costs.reference[:2]].spare(blocks or interleaved(1))
-        usual["counts_bytes"] = max(1, plan.mixture.size + spare)
+        usual["counts_bytes"] = plan.mixture.size + max(0, spare)  # it need not fit
     none = no_network_pattern(plan, read_yaml(patterns[FOUND]).get("vocab_size"))
     for name, content in {USUAL: usual, NO_NETWORK: none}.items():
         patterns[name] = folder / f"{name}.yaml"

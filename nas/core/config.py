@@ -291,9 +291,10 @@ class Config:
             self.train.lr = LEARNING_RATES[self.train.optimizer]
         if self.data.tokenizer == "bytes":  # there are always 256
             self.data.vocab_size = None
-        self.search.size.target, self.mixture.size = bytes_of(self.search.size.target), bytes_of(self.mixture.size)
-        if self.search.size.target and self.mixture.size is None:
-            self.mixture.size = int(COUNTS_SHARE * self.search.size.target)
+        target, size = bytes_of(self.search.size.target), bytes_of(self.mixture.size)
+        if target and size is None and self.beside.counts:
+            size = int(COUNTS_SHARE * target)
+        self.search.size.target, self.mixture.size = target, size if self.beside.counts else None
 
 
 @cache

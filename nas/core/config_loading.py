@@ -192,6 +192,8 @@ def conflicts(config: Config) -> Iterator[str]:
     for width in search.d_model if search.d_model != "auto" else []:
         if width % head:
             yield f"search.d_model={width} must be a multiple of {head}, the channels of a head (model.heads)"
+    if search.size.target and (config.mixture.size or 0) >= search.size.target:
+        yield f"mixture.size={config.mixture.size} must be below search.size.target={search.size.target}"
     if search.vocab_size and data.tokenizer not in PIECES:
         yield "search.vocab_size needs data.tokenizer=bpe or unigram"
     if search.vocab_size and data.vocab_size is None:

@@ -13,15 +13,17 @@ from nas.mixture.mixture import Mixture
 from nas.training.build import build_fixed
 
 NUMBER = 22  # bytes of a number in mixture.json
+ENTRY, BLOCK = 120, 1000  # bytes of a tensor in the head of a file; of a block in picture and pattern
 OTHER_FILES = 40_000  # bytes of an export's card, picture, pattern and configuration
 
 
 def weight_bytes(model: nn.Module, weights: str) -> int:
-    """Of the weights in a format of search.size.weights."""
-    parameters = [*model.parameters()]
-    if weights == "float32":
-        return sum(4 * one.numel() for one in parameters)
-    return sum(one.numel() + 4 * len(one) if one.dim() > 1 else 4 * one.numel() for one in parameters)
+    """Of the weights in a format of search.size.weights, see nas.retraining.weights.quantize()."""
+    found = 0
+    for one in model.parameters():
+        is_rounded = weights == "int8" and one.dim() > 1
+        found += one.numel() + 4 * len(one) + 2 * ENTRY if is_rounded else 4 * one.numel() + ENTRY
+    return found
 
 
 def operation_bytes(config: Config, corpus: Corpus) -> dict[str, int]:
@@ -30,7 +32,7 @@ def operation_bytes(config: Config, corpus: Corpus) -> dict[str, int]:
     with torch.device("meta"):  # only shapes are needed
         own = {name: build_fixed([name], config, corpus.vocab_size) for name in names}
         none = weight_bytes(build_fixed([], config, corpus.vocab_size), weights)
-    return {name: weight_bytes(model, weights) - none for name, model in own.items()}
+    return {name: weight_bytes(model, weights) - none + BLOCK for name, model in own.items()}
 
 
 def bytes_beside(config: Config, corpus: Corpus, has_network: bool = True) -> int:

@@ -12,7 +12,6 @@ their last token. The nodes of one order follow those of the order before, so a 
 
 import io
 import tempfile
-import zipfile
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -49,7 +48,7 @@ class Counts(NamedTuple):
         try:
             with np.load(file) as content:
                 return PackedCounts(**content).unpack(vocab_size)
-        except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile):
+        except Exception:  # those of damaged files have no base of their own
             raise InputError(f"{file} is missing or damaged: it must hold counts of {vocab_size} tokens") from None
 
 
@@ -74,7 +73,8 @@ class PackedCounts(NamedTuple):
         starts = np.cumsum(np.append(vocab_size, self.children.astype(np.int64)))
         nodes, share = len(self.last), self.values.astype(np.float64)[self.codes]
         first = self.last[:vocab_size]
-        if not starts[-1] == nodes == len(share) or len(first) < vocab_size or self.last.max() >= vocab_size:
+        valid = self.last.dtype.kind == "u" and starts[-1] == nodes == len(share) and len(first) == vocab_size
+        if not valid or self.last.max() >= vocab_size:
             raise ValueError("arrays of different tries")
         rest = 1 - sum_of_children(share, vocab_size, self.children)
         if not (np.isfinite(rest).all() and min(rest.min(), share.min()) >= 0):
@@ -92,8 +92,8 @@ def sum_of_children(share: np.ndarray, vocab_size: int, children: np.ndarray) ->
 class Order(NamedTuple):
     """The n-grams of one order. parents: the index of each one's context in the order before.
 
-    lost: nats that the training text loses without it (Stolcke 1998, arXiv cs/0006025; but nothing is normalised anew,
-    because the share goes to the shorter context). last, share: as in Counts.
+    lost: about the nats that the training text loses without it (relative entropy, Stolcke 1998, arXiv cs/0006025; its
+    share goes to the shorter context, where tokens that do not follow the context gain). last, share: as in Counts.
     """
 
     last: np.ndarray
@@ -130,9 +130,10 @@ def count_ngrams(tokens: np.ndarray, vocab_size: int, order: int) -> list[Order]
             number[first[n]] += 1
         total = np.maximum(np.bincount(own, number, size), 1)
         share = (number - discounts_of(number)[np.minimum(number, 3)]) / total[own]
-        backed_off = (1 - np.bincount(own, share, size))[own] * p[suffixes[n]]
-        p = share + backed_off  # of each n-gram's last token
-        lost = occurrences[own] * p * np.log(p / backed_off)
+        rest, shorter = (1 - np.bincount(own, share, size))[own], p[suffixes[n]]
+        p, all_rest = share + rest * shorter, share + rest  # p: of each n-gram's last token
+        others = rest * np.maximum(0, 1 - np.bincount(own, np.broadcast_to(shorter, own.shape), size))[own]
+        lost = occurrences[own] * (p * np.log(p / (all_rest * shorter)) - others * np.log(all_rest / rest))
         orders.append(Order(last[n], own, share.astype(np.float32), lost.astype(np.float32)))
         p, size = p.astype(np.float32), len(number)
         seen[n] = suffixes[n] = None
@@ -174,8 +175,11 @@ def pack(orders: list[Order], most: int | None = None) -> PackedCounts:
     values, codes = expit(places).astype(np.float32), np.searchsorted((places[1:] + places[:-1]) / 2, odds)
     codes, vocab_size = codes.astype(np.uint8), len(orders[0].last)
     while (full := sum_of_children(values[codes], vocab_size, children) > LARGEST_SUM).any():
-        codes[np.repeat(full, np.append(vocab_size, children)) & (codes > 0)] -= 1
-    return PackedCounts(last, codes, values, children.astype(np.uint16 if vocab_size <= 1 << 16 else np.uint32))
+        lower = np.repeat(full, np.append(vocab_size, children)) & (codes > 0)
+        if not lower.any():
+            break
+        codes[lower] -= 1
+    return PackedCounts(last, codes, values, children.astype(np.uint16 if vocab_size < 1 << 16 else np.uint32))
 
 
 def pack_within(orders: list[Order], size: int) -> bytes:
@@ -187,7 +191,7 @@ def pack_within(orders: list[Order], size: int) -> bytes:
     if len(large) <= size:
         return large
     for _ in range(PACKINGS):
-        most = few + int((many - few) * (FULL * size - len(best)) / (len(large) - len(best)))  # sizes are almost linear
+        most = few + max(0, int((many - few) * (FULL * size - len(best)) / (len(large) - len(best))))  # almost linear
         content = pack(orders, most).to_bytes()
         if len(content) > size:
             many, large = most, content
@@ -202,7 +206,7 @@ def corpus_counts(corpus: Corpus, order: int, size: int | None) -> Path:
     """The file of the counts of all of a corpus's training text, of at most `size` bytes. They are counted once, beside
     its tokens. Raises InputError if that is too small.
     """
-    file = corpus.folder / f"counts-{order}{'' if size is None else f'-{size}'}.npz"
+    file = corpus.folder / f"ngrams-{order}{'' if size is None else f'-{size}'}.npz"
     if not file.exists():
         orders = count_ngrams(corpus.tokens("train"), corpus.vocab_size, order)
         content = pack(orders).to_bytes() if size is None else pack_within(orders, size)

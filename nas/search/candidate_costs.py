@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from nas.core.config import Config
-from nas.core.errors import InputError
+from nas.core.errors import CannotSearch, InputError
 from nas.core.pattern import interleaved
 from nas.costs.flops import batch_shape, count_flops
 from nas.costs.measurement import Sizes, device_conditions, measure_tables, size_conditions, work_conditions
@@ -59,6 +59,8 @@ def open_candidates(config: Config, runtime: Runtime, seconds: float = math.inf)
     for corpus in corpora.values():
         open_streams(corpus, config, runtime)
     possible = [shape for shape in shapes if shape[0] in corpora]
+    if not possible:
+        raise CannotSearch("preparing the text takes too long for all of search.vocab_size")
     return Candidates(config, corpora, possible, reference_network(config, size))
 
 
@@ -95,7 +97,8 @@ def find_costs(candidates: Candidates, file: Path, runtime: Runtime, keep: bool 
 
 def with_room(costs: NetworkCosts, candidates: Candidates) -> NetworkCosts:
     """The costs with the bytes of operations and the room for them, if the search limits the size."""
-    options, tables = candidates.config, dict(costs.tables)
+    options = candidates.config
+    tables = {shape: replace(table, bytes={}, room=None) for shape, table in costs.tables.items()}  # others, in a file
     for shape, own in candidates.configs.items() if options.search.size.target else ():
         corpus = candidates.corpora[shape[0]]
         room = options.search.size.target - bytes_beside(own, corpus) - (options.mixture.size or 0)

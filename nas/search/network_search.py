@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nas.core.config import Config
+from nas.core.config import COUNTS_SHARE, Config
 from nas.core.errors import CannotSearch, InputError, world_size
 from nas.core.files import read_yaml, write_jsonl, write_yaml
 from nas.core.outcome import size_line
@@ -133,12 +133,13 @@ def open_search(config: Config, folder: Path, runtime: Runtime, seconds: float =
 
 def no_room(config: Config, tables: dict) -> str:
     """Why no network is within search.size.target, with the smallest size that has one. tables: of each shape."""
-    target, counts = config.search.size.target, config.mixture.size or 0
-    names = [name for name in config.search.operations if name != "identity"]
-    blocks = 1 if len(names) < len(config.search.operations) else config.model.blocks
+    target, counts, names = config.search.size.target, config.mixture.size or 0, config.search.operations
+    blocks = 0 if "identity" in names else config.model.blocks
     room = max(one.spare([min(names, key=one.bytes.__getitem__)] * blocks) for one in tables.values())
-    least = math.ceil((target - counts - room) / (1 - counts / target) / 1e5) / 10
-    return f"no network is within search.size.target={target}, with counts of {counts:,} bytes; give {least}MB or more"
+    grows = counts == int(COUNTS_SHARE * target)  # it is not given
+    least = (target - counts - room) / (1 - COUNTS_SHARE) if grows else target - room
+    least = math.ceil(least / 1000) + 1
+    return f"no network is within search.size.target={target}, with counts of {counts:,} bytes; give {least}kB or more"
 
 
 def trial_estimate(strategy: Strategy, folder: Path) -> Estimate:

@@ -144,10 +144,12 @@ def successive_halving(strategy: Strategy) -> Network:
 def first_count(strategy: Strategy, count: int) -> int:
     """The networks of the next batch of the first rung. count: of the rung, where the time plays no role."""
     tried, rungs = len(strategy.trials.tried), strategy.trials.rungs
+    more = [(rungs[0].share, BATCH)]
+    if strategy.pace and not tried:
+        strategy.pace.running = more
     if not strategy.pace or not tried:
         return min(BATCH, count - tried)
     own, later = batches(rungs[:1]), batches(rungs)
-    more = [(rungs[0].share, BATCH)]
     return BATCH if tried < MOST_TRIED and not strategy.pace.choose([more, []], later[len(own) - 1 :]) else 0
 
 

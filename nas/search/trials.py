@@ -174,7 +174,10 @@ class Trials:
         """Train each network until a share of its steps. Raises RunError if all fail."""
         done = sum({point.network: point.share for point in self.points}.values())
         done /= sum(part * count for part, count in batches(self.rungs))
-        print(f"{part_of(share)} of {', '.join(map(str, networks))}; {done:.0%} of the trials are done", flush=True)
+        print(
+            f"{part_of(share)} of {', '.join(map(str, networks))}; {min(done, 1):.0%} of the trials are done",
+            flush=True,
+        )
         self.tried |= {*networks}
         self.failed |= {*networks}
         results = self.train(networks, share)

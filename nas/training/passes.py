@@ -14,7 +14,7 @@ from nas.data.sources import count_words
 REGULARIZATION = (2, 30, 0.1, 0.0), (2, 75, 0.2, 0.1), (3, 200, 0.2, 0.5)
 PASSES_DECAY, STRONG_DECAY = 3, 0.5  # passes from which models may need this weight decay
 MOST_PASSES = 28  # the most that were tried
-FIRST_SHARE, JUDGED_TOKENS = 1 / 8, 20_000  # of a training, for the first trial; fewest tokens that judge it
+FIRST_SHARE, JUDGED_BYTES = 1 / 8, 60_000  # of a training, for the first trial; the least that judges it
 WEIGHT_DECAY = {"muon": 0.02, "adamw": 0.1}  # of train.weight_decay=auto, by train.optimizer
 
 
@@ -46,16 +46,14 @@ def short_share(config: Config) -> float:
 def judged_text(config: Config, corpus: Corpus) -> tuple[np.ndarray, dict]:
     """The first part of valid, by which trials are judged, and its numbers as text_metrics() takes them.
 
-    It is as long as what the first trial of a network reads, in sixteenths of valid, which all vocabularies share.
+    It is about as long as what the first trial of a network reads, in sixteenths of valid, which all vocabularies
+    share. If trainings read the text again, it is all, because their ends are judged by all of it.
     """
     tokens, splits = corpus.tokens("valid"), corpus.meta["splits"]
-    passes, length = (
-        count_passes(config, len(corpus.tokens("train"))),
-        splits["train"]["bytes"] / splits["valid"]["bytes"],
-    )
-    part = max(FIRST_SHARE * passes * length, JUDGED_TOKENS / len(tokens))
-    count = math.ceil(16 * part) * len(tokens) // 16
-    if count >= len(tokens):
+    passes, length = count_passes(config, len(corpus.tokens("train"))), splits["valid"]["bytes"]
+    part = max(FIRST_SHARE * passes * splits["train"]["bytes"], JUDGED_BYTES) / length
+    count = (round(16 * part) + 1) * len(tokens) // 16
+    if count >= len(tokens) or passes > 1:
         return tokens, splits["valid"]
     data = corpus.vocabulary.decode(np.array(tokens[:count]))
     return tokens[:count], splits["valid"] | {"words": count_words(data), "bytes": len(data)}
@@ -135,7 +133,9 @@ def resolve_auto(config: Config, corpus: Corpus) -> Config:
     weight decay see regularization().
     """
     model, train, tokens, known = config.model, config.train, len(corpus.tokens("train")), {}
-    rows = [min(MOST_ROWS, tokens // TOKENS_PER_ROW)] * (NGRAM_TABLES if tokens >= NGRAM_TOKENS else 0)
+    rows = model.ngram_rows
+    if rows == "auto":
+        rows = [min(MOST_ROWS, tokens // TOKENS_PER_ROW)] * (NGRAM_TABLES if tokens >= NGRAM_TOKENS else 0)
     target, number = config.search.size.target, 4 if config.search.size.weights == "float32" else 1
     large = target and number * model.d_model * (2 * corpus.vocab_size + sum(rows)) > TABLES_SHARE * target
     if model.tie_embeddings == "auto":
