@@ -3,9 +3,12 @@
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save
 
 from experiments.helpers import ArrayCorpus
 from nas.core.config import NETWORK, STEP_COSTS, Config, marked
@@ -16,6 +19,8 @@ from nas.costs import measurement
 from nas.costs.cost_table import FLOPS, MILLISECONDS, CostTable, changed_conditions
 from nas.costs.flops import count_flops
 from nas.costs.measurement import size_conditions
+from nas.costs.sizes import BLOCK, operation_bytes, weight_bytes
+from nas.retraining.weights import dequantize, quantize
 from nas.search import candidate_costs
 from nas.search.candidate_costs import Candidates, count_costs, find_costs, measure_costs
 from nas.search.space import (
@@ -30,7 +35,9 @@ from nas.search.space import (
     with_sizes,
     within_budget,
 )
+from nas.training.build import build_fixed
 from nas.training.device import choose_runtime
+from nas.training.passes import judged_text
 from tests.making import plain
 
 CPU = choose_runtime(Config().train)
@@ -266,3 +273,42 @@ def test_a_given_table_is_of_any_device_but_not_for_other_sizes(small_config, me
     refused = f"{file} does not fit this search: it was measured with dense d_ffn=24; measure again with nas.latency"
     with pytest.raises(InputError, match=refused):
         find_costs(Candidates(small_config(*given, "model.d_ffn=32"), CORPORA, [], network), *where)
+
+
+def test_the_bytes_of_weights_are_those_of_a_file(small_config):
+    config = small_config("search.method=trials", "search.operations=[attention,dense,conv,linear,identity]")
+    corpus = SimpleNamespace(vocab_size=500)
+    for weights, save_as in (("int8", quantize), ("float32", dict)):
+        config.search.size.weights = weights
+        bytes_of = operation_bytes(config, corpus)
+        assert 0 <= bytes_of.pop("identity") <= BLOCK
+        for names in ([], ["attention"] * 24, [*bytes_of] * 3):
+            model = build_fixed(names, config, 500)
+            file = len(save(save_as({name: own.detach() for name, own in model.named_parameters()})))
+            base = weight_bytes(build_fixed([], config, 500), weights)
+            assert file <= base + sum(bytes_of[name] - BLOCK for name in names) <= 1.2 * file
+            if weights == "int8":
+                exact = dict(model.named_parameters())
+                for name, own in dequantize(quantize(exact)).items():
+                    rows = exact[name].flatten(1) if own.dim() > 1 else torch.zeros(len(own), 1)
+                    step = rows.abs().amax(dim=1).reshape(-1, *[1] * (own.dim() - 1)) / 127
+                    assert ((own - exact[name]).abs() <= 0.51 * step).all()
+
+
+def test_trials_of_all_vocabularies_are_judged_by_the_same_part_of_valid(small_config):
+    class Decoding(ArrayCorpus):
+        """Each token has as many bytes as there are in a text of 300,000 bytes."""
+
+        def __init__(self, size, tokens):
+            text = np.zeros(tokens, int)
+            super().__init__(size, train=np.zeros(4 * tokens, int), valid=text)
+            self.vocabulary = SimpleNamespace(decode=lambda ids: b"a " * (len(ids) * 150_000 // tokens))
+            for split, times in (("train", 4), ("valid", 1)):
+                self.meta["splits"][split]["bytes"] = times * 300_000
+
+    for epochs, part in ((0.5, 5 / 16), (0.03, 4 / 16), (1.5, 1.0)):  # an eighth, at least 60,000 bytes, or all
+        config = small_config("search.method=trials", f"train.epochs={epochs}")
+        for tokens in (40_000, 61_000, 99_999):
+            judged, text = judged_text(config, Decoding(40, tokens))
+            assert len(judged) == int(part * tokens) and text["bytes"] == pytest.approx(part * 300_000, rel=1e-3)
+            assert part == 1 or text["words"] == pytest.approx(text["bytes"] / 2, abs=2)
