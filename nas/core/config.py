@@ -90,7 +90,7 @@ Widths = Annotated[list[Even], Rule("{} of different even numbers, such as [64, 
 CostSource = Literal["none", "flops", "measured", "onnx"]
 CostTableFile = Annotated[str, Rule("a file such as table.yaml", lambda name: name.endswith(".yaml"))]
 Time = Annotated[str, Rule("a time such as 2.5ms", milliseconds)]
-Size = Annotated[str, Rule("a size such as 8MB or 500kB", SIZE.fullmatch)]
+Size = Annotated[str, Rule("a size such as 8MB or 500kB", lambda size: SIZE.fullmatch(size) and bytes_of(size) > 0)]
 
 
 @dataclass

@@ -24,7 +24,7 @@ class InputError(Exception):
 
 
 class CannotSearch(InputError):
-    """No network can be searched in the given minutes, or on this busy machine; counts need neither."""
+    """No network can be searched in the given minutes, or on this busy machine; counts alone are still possible."""
 
 
 class RunError(Exception):

@@ -21,8 +21,8 @@ def size_line(choice: dict) -> str:
     """What search.size.target leaves for the counts. choice: the content of choice.yaml."""
     size = choice["size"]
     return (
-        f"size: at most {size['target']:,} bytes; the network ({size['weights']}), the vocabulary and others take "
-        f"{size['others']:,}, and the counts {size['counts']:,}"
+        f"size: at most {size['target']:,} bytes; network ({size['weights']}), vocabulary and other files take up to "
+        f"{size['others']:,}, which leaves {size['counts']:,} for counts"
     )
 
 

@@ -58,9 +58,8 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
         difference = write_graph(model, out)
         lines = [f"ONNX Runtime differs from PyTorch by at most {difference:.1g} nats for 1,000 random tokens"]
     if form == "par-int8":
-        for name, folder in (("float32", run), ("int8", out)):
-            bits = bits_on_valid(load_model(folder, "cpu"), corpus)
-            compared.append(f"{name}: {bits:.4f} bits per byte on valid")
+        for name, own in (("float32", model), ("int8", load_model(out, "cpu"))):
+            compared.append(f"{name}: {bits_on_valid(own, corpus):.4f} bits per byte on valid")
     if form == "onnx-int8":
         readers = {"float32": graph_reader(out)}
         quantize_graph(out)

@@ -78,7 +78,7 @@ class PackedCounts(NamedTuple):
             raise ValueError("arrays of different tries")
         rest = 1 - sum_of_children(share, vocab_size, self.children)
         if not (np.isfinite(rest).all() and min(rest.min(), share.min()) >= 0):
-            raise ValueError("shares that are none")
+            raise ValueError("shares below 0, or with a sum above 1")
         share[:vocab_size] += rest[0] / vocab_size
         return Counts(self.last, share.astype(np.float32), rest[1:].astype(np.float32), starts.astype(np.uint32))
 
@@ -174,6 +174,7 @@ def pack(orders: list[Order], most: int | None = None) -> PackedCounts:
     places = np.linspace(odds.min(), odds.max(), CODES)
     values, codes = expit(places).astype(np.float32), np.searchsorted((places[1:] + places[:-1]) / 2, odds)
     codes, vocab_size = codes.astype(np.uint8), len(orders[0].last)
+    # Rounding may push a sum above 1.
     while (full := sum_of_children(values[codes], vocab_size, children) > LARGEST_SUM).any():
         lower = np.repeat(full, np.append(vocab_size, children)) & (codes > 0)
         if not lower.any():
@@ -187,7 +188,10 @@ def pack_within(orders: list[Order], size: int) -> bytes:
     many = sum(len(order.last) for order in orders[1:])
     few, best, large = 0, pack(orders, 0).to_bytes(), pack(orders).to_bytes()
     if len(best) > size:
-        raise InputError(f"the counts of single tokens take {len(best):,} bytes, and only {size:,} are left for counts")
+        raise InputError(
+            f"the counts of single tokens take {len(best):,} bytes, and only {size:,} are left for counts; give a "
+            "larger mixture.size or search.size.target, or a smaller vocabulary"
+        )
     if len(large) <= size:
         return large
     for _ in range(PACKINGS):

@@ -48,7 +48,7 @@ def measured_ms(config: Config, corpus: Corpus, width: int) -> float:
     if (
         timing == "training"
         or config.search.method == "gumbel"
-        or not (mixture := open_mixture(config.beside, corpus, width))
+        or not (mixture := open_mixture(replace(config.beside, size=None), corpus, width))
     ):
         return 0.0
     generated = timing == "generation"

@@ -19,6 +19,8 @@ from nas.training.build import open_streams
 from nas.training.device import Runtime
 from nas.training.passes import resolve_auto
 
+SINGLE_TOKEN = 2.5  # bytes of the counts of each token
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -60,7 +62,9 @@ def open_candidates(config: Config, runtime: Runtime, seconds: float = math.inf)
         open_streams(corpus, config, runtime)
     possible = [shape for shape in shapes if shape[0] in corpora]
     if not possible:
-        raise CannotSearch("preparing the text takes too long for all of search.vocab_size")
+        raise CannotSearch(
+            f"preparing the text took too long for search.vocab_size; give more minutes, or include {size}"
+        )
     return Candidates(config, corpora, possible, reference_network(config, size))
 
 
@@ -98,10 +102,14 @@ def find_costs(candidates: Candidates, file: Path, runtime: Runtime, keep: bool 
 def with_room(costs: NetworkCosts, candidates: Candidates) -> NetworkCosts:
     """The costs with the bytes of operations and the room for them, if the search limits the size."""
     options = candidates.config
-    tables = {shape: replace(table, bytes={}, room=None) for shape, table in costs.tables.items()}  # others, in a file
+    tables = {
+        shape: replace(table, bytes={}, room=None) for shape, table in costs.tables.items()
+    }  # a file may have others
     for shape, own in candidates.configs.items() if options.search.size.target else ():
         corpus = candidates.corpora[shape[0]]
         room = options.search.size.target - bytes_beside(own, corpus) - (options.mixture.size or 0)
+        if options.mixture.size and options.mixture.size < SINGLE_TOKEN * shape[0]:
+            room = -1  # not even the counts of single tokens fit
         tables[shape] = replace(tables[shape], bytes=operation_bytes(own, corpus), room=room)
     return replace(costs, tables=tables)
 

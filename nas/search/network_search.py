@@ -91,7 +91,7 @@ def search_networks(config: Config, run: RunFolder, runtime: Runtime) -> tuple[d
     what = "candidates" if config.search.latency.source == "none" else "within the budget"
     parts = batches(trials.rungs)
     most = f"{sum(share * count for share, count in parts):.3g}"
-    print(f"{len(strategy.networks)} networks are {what} at first; trials take the steps of at most {most} trainings")
+    print(f"{len(strategy.networks)} networks are {what} at first; trials take the steps of about {most} trainings")
     if warning := passes_warning(resolve_auto(config, corpus), corpus):
         print(warning)
     begun = (run.path / LOGS).exists()
@@ -288,9 +288,8 @@ def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime)
     """
     began, corpus = time.monotonic(), Corpus(prepare(config.data, print))
     if minutes < FEW_MINUTES and (config.search.vocab_size or config.search.d_model):
-        print(
-            f"NOTICE: --minutes {minutes:g} is too few to search vocabulary and width; those given are used", flush=True
-        )
+        few = f"NOTICE: --minutes {minutes:g} is too few to search vocabulary and width, which needs {FEW_MINUTES}"
+        print(f"{few}; those given are used", flush=True)
         config = replace(config, search=replace(config.search, vocab_size=[], d_model=[]))
     check_time(began, minutes)
     estimate, strategy = measure(config, corpus, folder, runtime, began, minutes)
@@ -336,7 +335,9 @@ def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime)
 def check_time(began: float, minutes: float) -> None:
     """Raises CannotSearch if half of the minutes since the time `began` are over before the first trial."""
     if time.monotonic() - began > max(LEAST_S, 30 * minutes):
-        raise CannotSearch(f"half of --minutes {minutes:g} were over before trials could begin, so give more")
+        raise CannotSearch(
+            f"preparing and measuring took {time.monotonic() - began:.0f} s of --minutes {minutes:g}; give more"
+        )
 
 
 def measure(

@@ -120,7 +120,7 @@ def rising_warning(metrics: list[dict]) -> str | None:
 
 TOKENS_PER_ROW, MOST_ROWS, NGRAM_TABLES = 128, 16_384, 2  # of model.ngram_rows=auto
 NGRAM_TOKENS = 500_000  # training tokens from which model.ngram_rows=auto has tables
-TABLES_SHARE = 0.5
+TABLES_SHARE = 0.5  # of search.size.target, for the tables of n-grams and tokens
 CLUSTERS = 3  # of model.cutoffs=auto, the head included
 
 
@@ -132,19 +132,16 @@ def resolve_auto(config: Config, corpus: Corpus) -> Config:
     TABLES_SHARE of search.size.target, there are none, and the output layer shares the embedding. For dropout and
     weight decay see regularization().
     """
-    model, train, tokens, known = config.model, config.train, len(corpus.tokens("train")), {}
+    model, train, tokens = config.model, config.train, len(corpus.tokens("train"))
     rows = model.ngram_rows
     if rows == "auto":
         rows = [min(MOST_ROWS, tokens // TOKENS_PER_ROW)] * (NGRAM_TABLES if tokens >= NGRAM_TOKENS else 0)
     target, number = config.search.size.target, 4 if config.search.size.weights == "float32" else 1
     large = target and number * model.d_model * (2 * corpus.vocab_size + sum(rows)) > TABLES_SHARE * target
-    if model.tie_embeddings == "auto":
-        known["model.tie_embeddings"] = bool(large) and model.div_value == 1
+    known = {"model.tie_embeddings": bool(large) and model.div_value == 1, "model.ngram_rows": [] if large else rows}
     if model.cutoffs == "auto":
         cost = LayerCost(model.d_model, model.div_value, train.batch_size * train.segment)
         known["model.cutoffs"] = optimal_cutoffs(corpus.counts(), CLUSTERS, cost)
-    if model.ngram_rows == "auto":
-        known["model.ngram_rows"] = [] if large else rows
     resolved = known_values(config, known)
     return known_values(resolved, regularization(resolved, corpus))
 
@@ -156,6 +153,8 @@ def auto_lines(given: Config, resolved: Config, corpus: Corpus) -> list[str]:
         lines.append(f"model.cutoffs=auto: {model.cutoffs} of {corpus.vocab_size:,} entries of the vocabulary")
     if given.model.ngram_rows == "auto":
         lines.append(f"model.ngram_rows=auto: {model.ngram_rows} for {tokens:,} training tokens")
+    if given.model.tie_embeddings == "auto" and model.tie_embeddings:
+        lines.append("model.tie_embeddings=auto: true, because search.size.target is short")
     if "auto" in (given.model.dropout, given.train.weight_decay):
         values = f"model.dropout={model.dropout:g}, train.weight_decay={resolved.train.weight_decay:g}"
         lines.append(f"{values} for {whole_passes(given, tokens):.2f} passes over the training text")
