@@ -32,7 +32,7 @@ def operation_bytes(config: Config, corpus: Corpus) -> dict[str, int]:
     with torch.device("meta"):  # only shapes are needed
         own = {name: build_fixed([name], config, corpus.vocab_size) for name in names}
         none = weight_bytes(build_fixed([], config, corpus.vocab_size), weights)
-    return {name: weight_bytes(model, weights) - none + BLOCK for name, model in own.items()}
+    return {name: weight_bytes(model, weights) - none + BLOCK * (name != "identity") for name, model in own.items()}
 
 
 def bytes_beside(config: Config, corpus: Corpus, has_network: bool = True) -> int:
