@@ -46,7 +46,7 @@ class Counts(NamedTuple):
     def load(cls, file: Path, vocab_size: int) -> "Counts":
         """Read an .npz file of PackedCounts. Raises InputError if it is missing or damaged, or of other tokens."""
         try:
-            with open(file, "rb") as opened, np.load(opened) as content:  # np.load() leaves damaged files open
+            with np.load(file) as content:
                 return PackedCounts(**content).unpack(vocab_size)
         except Exception:  # those of damaged files have no base of their own
             raise InputError(f"{file} is missing or damaged: it must hold counts of {vocab_size} tokens") from None
