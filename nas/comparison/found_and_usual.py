@@ -67,9 +67,8 @@ def train_networks(folder: Path, plan: Config) -> None:
     patterns = {FOUND: folder / SEARCH / PATTERN}
     usual = {"format": FORMAT, "blocks": simplify(blocks or interleaved(1), plan, "interleaved")}
     costs = NetworkCosts.read(folder / SEARCH / TRIALS / COSTS)
-    if plan.search.size.target and plan.mixture.counts:
-        spare = costs.tables[costs.reference[:2]].spare(blocks or interleaved(1))
-        usual["counts_bytes"] = plan.mixture.size + max(0, spare)  # it need not fit
+    if counts := costs.tables[costs.reference[:2]].counts_bytes(plan.mixture.size, blocks or interleaved(1)):
+        usual["counts_bytes"] = counts
     none = no_network_pattern(plan, read_yaml(patterns[FOUND]).get("vocab_size"))
     for name, content in {USUAL: usual, NO_NETWORK: none}.items():
         patterns[name] = folder / f"{name}.yaml"

@@ -38,6 +38,10 @@ class CostTable:
         """The bytes of the room that blocks do not take; 0 for any room."""
         return 0 if self.room is None else self.room - sum(self.bytes[name] for name in blocks)
 
+    def counts_bytes(self, least: int | None, blocks: list[str]) -> int | None:
+        """What blocks leave for counts, besides their least bytes; None without a limit, or without counts."""
+        return None if self.room is None or not least else least + max(0, self.spare(blocks))
+
     def reference(self, blocks: int) -> float:
         """Cost of the reference: reference_cost, or that of interleaved with `blocks` blocks."""
         return self.reference_cost or self.cost(interleaved(blocks))

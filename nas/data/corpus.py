@@ -171,6 +171,14 @@ class Corpus:
     def vocabulary(self) -> Vocabulary:
         return Vocabulary.load(self.folder / VOCABULARY)
 
+    def keep(self, name: str, write: Callable[[Path], object]) -> Path:
+        """A file beside the tokens. `write` makes it unless it exists; several processes may do so at once."""
+        if not (file := self.folder / name).exists():
+            with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as temporary:
+                write(whole := Path(temporary) / name)
+                whole.replace(file)
+        return file
+
 
 def bytes_per_token(corpus: Corpus) -> float:
     """Bytes of the original training text that a token stands for, on average."""

@@ -195,9 +195,9 @@ def pattern_record(choice: Choice, costs: CostTable) -> dict:
     ]
     origin = {"runs": [str(run.path) for run in choice.runs], "steps": [run.step for run in choice.runs]}
     origin |= {"latency_budget": choice.budget, "trials": choice.trials, "trial": choice.trial and str(choice.trial)}
-    shape, counts = shape_of(first.options), first.options["mixture.size"]
-    if costs.room is not None and counts:
-        shape["counts_bytes"] = counts + costs.spare(blocks)
+    shape = shape_of(first.options)
+    if counts := costs.counts_bytes(first.options["mixture.size"], blocks):
+        shape["counts_bytes"] = counts
     return {
         "format": FORMAT,
         **shape,

@@ -11,7 +11,6 @@ their last token. The nodes of one order follow those of the order before, so a 
 """
 
 import io
-import tempfile
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -210,14 +209,12 @@ def corpus_counts(corpus: Corpus, order: int, size: int | None) -> Path:
     """The file of the counts of all of a corpus's training text, of at most `size` bytes. They are counted once, beside
     its tokens. Raises InputError if that is too small.
     """
-    file = corpus.folder / f"ngrams-{order}{'' if size is None else f'-{size}'}.npz"
-    if not file.exists():
+
+    def write(file: Path) -> None:
         orders = count_ngrams(corpus.tokens("train"), corpus.vocab_size, order)
-        content = pack(orders).to_bytes() if size is None else pack_within(orders, size)
-        with tempfile.TemporaryDirectory(dir=corpus.folder, ignore_cleanup_errors=True) as temporary:
-            (whole := Path(temporary) / file.name).write_bytes(content)
-            whole.replace(file)  # another process may do the same at once
-    return file
+        file.write_bytes(pack(orders).to_bytes() if size is None else pack_within(orders, size))
+
+    return corpus.keep(f"ngrams-{order}{'' if size is None else f'-{size}'}.npz", write)
 
 
 @njit(cache=True)

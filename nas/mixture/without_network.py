@@ -1,6 +1,5 @@
 """What cache and counts alone predict of a text. Networks learn where it fails."""
 
-import tempfile
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -11,7 +10,7 @@ import numpy as np
 from nas.core.config import Config, MixtureOptions
 from nas.data.corpus import Corpus
 from nas.mixture.counts import count_ngrams, pack
-from nas.mixture.mixture import Stream, open_mixture
+from nas.mixture.mixture import Mixture, Stream, open_mixture
 
 FOLDS = 2  # of the training text, see train_nll(); 8 take longer, and networks are not better
 TIMED_ROUNDS, TIMED_TOKENS, TIMED_DRAWS = 3, 20_000, 200
@@ -27,19 +26,19 @@ def train_nll(corpus: Corpus, options: MixtureOptions) -> np.ndarray | None:
     bounds = np.linspace(0, len(tokens), FOLDS + 1).astype(int)
     if not options.counts or len(tokens) < FOLDS * options.counts:
         return None
-    file = corpus.folder / f"train-nll-{FOLDS}-{options.counts}-{'-'.join(map(str, options.cache))}.npy"
-    if not file.exists():
-        mixture, found = open_mixture(replace(options, size=None), corpus, 0), []
+
+    def write(file: Path) -> None:
+        mixture, found = Mixture(0, options.cache, options.counts, 0, corpus.vocab_size, "", None), []
         for start, end in pairwise(bounds):
             others = np.append(tokens[:start], tokens[end:])
             mixture.table = pack(count_ngrams(others, corpus.vocab_size, options.counts)).unpack(corpus.vocab_size)
             seen = Stream(mixture).read(tokens[start:end])
             mixture.fit_to(seen)
             found.append(mixture.mix(seen)[0].astype(np.float32))
-        with tempfile.TemporaryDirectory(dir=corpus.folder, ignore_cleanup_errors=True) as temporary:
-            np.save(whole := Path(temporary) / file.name, np.concatenate(found))
-            whole.replace(file)  # trials may do the same at once
-    return np.load(file, mmap_mode="r")
+        np.save(file, np.concatenate(found))
+
+    name = f"train-nll-{FOLDS}-{options.counts}-{'-'.join(map(str, options.cache))}.npy"
+    return np.load(corpus.keep(name, write), mmap_mode="r")
 
 
 def measured_ms(config: Config, corpus: Corpus, width: int) -> float:

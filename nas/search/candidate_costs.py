@@ -49,9 +49,7 @@ def open_candidates(config: Config, runtime: Runtime, seconds: float = math.inf)
     corpora, shapes = {size: own}, candidate_sizes(config, size, own.meta["splits"]["train"]["bytes"])
     for other in sorted({shape[0] for shape in shapes} - corpora.keys()):
         if time.monotonic() - began > seconds:
-            print(
-                f"NOTICE: the vocabulary of {other} is left out, because preparing the text takes too long", flush=True
-            )
+            print(f"NOTICE: preparing the text takes too long, so the vocabulary of {other} is left out", flush=True)
             continue
         try:
             corpora[other] = Corpus(prepare(replace(config.data, vocab_size=other), print))
@@ -102,9 +100,7 @@ def find_costs(candidates: Candidates, file: Path, runtime: Runtime, keep: bool 
 def with_room(costs: NetworkCosts, candidates: Candidates) -> NetworkCosts:
     """The costs with the bytes of operations and the room for them, if the search limits the size."""
     options = candidates.config
-    tables = {
-        shape: replace(table, bytes={}, room=None) for shape, table in costs.tables.items()
-    }  # a file may have others
+    tables = {shape: replace(table, bytes={}, room=None) for shape, table in costs.tables.items()}  # a file may differ
     for shape, own in candidates.configs.items() if options.search.size.target else ():
         corpus = candidates.corpora[shape[0]]
         room = options.search.size.target - bytes_beside(own, corpus) - (options.mixture.size or 0)

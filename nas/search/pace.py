@@ -1,10 +1,9 @@
 """How many trials fit the time of a search, whatever the load of the machine."""
 
-import json
 import time
 from pathlib import Path
 
-from nas.core.files import read_jsonl
+from nas.core.files import read_jsonl, write_jsonl
 from nas.search.trials import Estimate
 
 Batches = list[tuple[float, int]]  # the share of a training that each adds, and its number of networks
@@ -19,15 +18,15 @@ class Pace:
 
     def __init__(self, file: Path, seconds: float, estimate: Estimate, last: Batches):
         self.file, self.estimate, self.last, self.slower = file, estimate, last, 1.0
-        self.known = read_jsonl(file)
-        self.left = self.known[-1]["left"] if self.known else seconds
+        self.made, self.repeated = read_jsonl(file), 0
+        self.left = self.made[-1]["left"] if self.made else seconds
         self.began, self.running = time.monotonic(), []
 
     def choose(self, choices: list[Batches], later: Batches) -> int:
         """The index of the first choice of batches that leaves time for later ones; if none does, that of the last."""
-        if self.known:
-            self.running, known = [], self.known.pop(0)
-            self.slower = known["slower"]
+        if self.repeated < len(self.made):
+            known = self.made[self.repeated]
+            self.slower, self.repeated = known["slower"], self.repeated + 1
             return known["choice"]
         now = time.monotonic()
         if self.running:
@@ -35,7 +34,7 @@ class Pace:
         self.left, self.began = self.left - (now - self.began), now
         needed = [self.slower * self.estimate.seconds([*own, *later, *self.last]) for own in choices]
         choice = next((index for index, one in enumerate(needed) if one <= self.left), len(choices) - 1)
-        with open(self.file, "a") as file:
-            file.write(json.dumps({"choice": choice, "left": self.left, "slower": self.slower}) + "\n")
-        self.running = choices[choice]
+        self.made.append({"choice": choice, "left": self.left, "slower": self.slower})
+        write_jsonl(self.file, self.made)
+        self.running, self.repeated = choices[choice], len(self.made)
         return choice

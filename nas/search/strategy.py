@@ -143,14 +143,13 @@ def successive_halving(strategy: Strategy) -> Network:
 
 def first_count(strategy: Strategy, count: int) -> int:
     """The networks of the next batch of the first rung. count: of the rung, where the time plays no role."""
-    tried, rungs = len(strategy.trials.tried), strategy.trials.rungs
-    more = [(rungs[0].share, BATCH)]
-    if strategy.pace and not tried:
-        strategy.pace.running = more
-    if not strategy.pace or not tried:
+    tried, rungs, pace = len(strategy.trials.tried), strategy.trials.rungs, strategy.pace
+    if not pace:
         return min(BATCH, count - tried)
-    own, later = batches(rungs[:1]), batches(rungs)
-    return BATCH if tried < MOST_TRIED and not strategy.pace.choose([more, []], later[len(own) - 1 :]) else 0
+    if tried >= MOST_TRIED:
+        return 0
+    more, later = [(rungs[0].share, BATCH)], batches(rungs)[len(batches(rungs[:1])) - 1 :]
+    return 0 if pace.choose([more, []] if tried else [more], later) else BATCH
 
 
 def paced(strategy: Strategy, before: Rung, rung: Rung, rungs: tuple[Rung, ...]) -> Rung:
