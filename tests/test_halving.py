@@ -317,9 +317,8 @@ def paced_search(known_search, monkeypatch, file, seconds, slower):
     strategy.pace, train = Pace(file, seconds, ESTIMATE, LAST), strategy.trials.train
 
     def trained(networks, share):
-        added = [(share - strategy.trials.reached.get(network, 0), 1) for network in networks]
-        longest = max(part for part, _ in added)
-        clock[0] += slower * ESTIMATE.seconds([(longest, len(networks))])
+        added = sorted((share - strategy.trials.reached.get(network, 0) for network in networks), reverse=True)
+        clock[0] += slower * ESTIMATE.seconds([(longest, 1) for longest in added[::2]])  # two at once
         strategy.trials.reached |= dict.fromkeys(networks, share)
         return train(networks, share)
 
@@ -332,15 +331,15 @@ def test_time_that_is_left_over_goes_into_trials_and_what_is_missing_comes_off_t
     known_search, monkeypatch, tmp_path
 ):
     tried = {}
-    for slower in (0.6, 1.0, 1.3):
+    for slower in (0.6, 0.8, 1.0, 1.05, 1.3, 1.6):
         file = tmp_path / f"{slower}.jsonl"
         strategy, best, spent = paced_search(known_search, monkeypatch, file, WHOLE, slower)
         tried[slower] = len(strategy.trials.tried)
         whole = spent + slower * ESTIMATE.seconds(LAST)
-        assert 0.8 * WHOLE < whole < 1.15 * WHOLE, slower
+        assert 0.85 * WHOLE < whole < 1.15 * WHOLE, slower
         again, same, _ = paced_search(known_search, monkeypatch, file, 0.0, 5.0)  # it repeats its choices
         assert same == best and again.trials.points == strategy.trials.points
-    assert 4 <= tried[1.3] < 12 <= tried[1.0] < tried[0.6] <= MOST_TRIED
+    assert 4 <= tried[1.3] < 12 <= tried[1.05] <= tried[1.0] < tried[0.6] <= MOST_TRIED
     strategy, _, _ = paced_search(known_search, monkeypatch, tmp_path / "none.jsonl", 0.0, 1.0)
     shares = [point.share for point in strategy.trials.points]
     assert [shares.count(rung.share) for rung in RUNGS] == [4, 1, 1]  # the fewest

@@ -7,6 +7,7 @@ from nas.core.files import read_jsonl, write_jsonl
 from nas.search.trials import Estimate
 
 Batches = list[tuple[float, int]]  # the share of a training that each adds, and its number of networks
+TOLERANCE = 1.1  # of the time that is left; a batch of trials varies as much
 
 
 class Pace:
@@ -22,8 +23,10 @@ class Pace:
         self.left = self.made[-1]["left"] if self.made else seconds
         self.began, self.running = time.monotonic(), []
 
-    def choose(self, choices: list[Batches], later: Batches) -> int:
-        """The index of the first choice of batches that leaves time for later ones; if none does, that of the last."""
+    def choose(self, choices: list[Batches], planned: int | None = None) -> int:
+        """The index of the first choice that fits the time; if none does, of the last. The first batch of each runs
+        now, and the others are those that it must leave time for. planned: the choice that may take a little longer.
+        """
         if self.repeated < len(self.made):
             known = self.made[self.repeated]
             self.slower, self.repeated = known["slower"], self.repeated + 1
@@ -32,9 +35,10 @@ class Pace:
         if self.running:
             self.slower = (now - self.began) / self.estimate.seconds(self.running)
         self.left, self.began = self.left - (now - self.began), now
-        needed = [self.slower * self.estimate.seconds([*own, *later, *self.last]) for own in choices]
-        choice = next((index for index, one in enumerate(needed) if one <= self.left), len(choices) - 1)
+        needed = [self.slower * self.estimate.seconds([*own, *self.last]) for own in choices]
+        fits = [one <= self.left * (TOLERANCE if index == planned else 1) for index, one in enumerate(needed)]
+        choice = fits.index(True) if True in fits else len(choices) - 1
         self.made.append({"choice": choice, "left": self.left, "slower": self.slower})
         write_jsonl(self.file, self.made)
-        self.running, self.repeated = choices[choice], len(self.made)
+        self.running, self.repeated = choices[choice][:1], len(self.made)
         return choice

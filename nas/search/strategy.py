@@ -148,17 +148,25 @@ def first_count(strategy: Strategy, count: int) -> int:
         return min(BATCH, count - tried)
     if tried >= MOST_TRIED:
         return 0
-    more, later = [(rungs[0].share, BATCH)], batches(rungs)[len(batches(rungs[:1])) - 1 :]
-    return 0 if pace.choose([more, []] if tried else [more], later) else BATCH
+    more = [(rungs[0].share, BATCH), *batches(rungs)[len(batches(rungs[:1])) - 1 :]]
+    planned = 0 if tried < count else None
+    return 0 if pace.choose([more, []] if tried else [more], planned) else BATCH
 
 
 def paced(strategy: Strategy, before: Rung, rung: Rung, rungs: tuple[Rung, ...]) -> Rung:
-    """A rung with fewer networks if the time is short. rungs: from this one on."""
+    """A rung with fewer networks if the time is short, and with up to twice as many if it is left over. rungs: from
+    this one on.
+    """
     if not strategy.pace:
         return rung
-    later = [(two.share - one.share, 1) for one, two in pairwise(rungs)]
-    choices = [[(rung.share - before.share, count)] for count in range(rung.networks, 0, -1)]
-    count = rung.networks - strategy.pace.choose(choices, later)
+    counts, first = range(2 * rung.networks, 0, -1), strategy.trials.rungs[0]
+    untried = [(first.share, 1)] if before == first else []  # with_best_untried()
+    choices = [  # networks beyond those of a rung leave time for all of the later ones
+        [(rung.share - before.share, count), *untried]
+        + [(two.share - one.share, two.networks if count > rung.networks else 1) for one, two in pairwise(rungs)]
+        for count in counts
+    ]
+    count = counts[strategy.pace.choose(choices, counts.index(rung.networks))]
     return rung._replace(networks=count, vocabularies=min(rung.vocabularies, count))
 
 
