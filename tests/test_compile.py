@@ -132,7 +132,7 @@ class ImitatedGraph:
     ids=str,
 )
 def test_replayed_steps_have_the_losses_of_steps(first, options, graphs, small_config, monkeypatch):
-    """The text begins anew on the way, so the memories are empty, fill, and have the replayed shapes again."""
+    """The memories are empty at first, and fill."""
     blocks, steps = [first, "dense", "linear"], 40
     options = [f"train.steps={steps}", "model.dropout=0", "train.segment=8", "train.batch_size=32", *options]
     expected, captured = losses(make_retraining(small_config(*options), blocks), steps), []
@@ -149,4 +149,3 @@ def test_replayed_steps_have_the_losses_of_steps(first, options, graphs, small_c
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     assert losses(phase, steps) == expected
     assert len(captured) == graphs
-    assert phase.stream.loader.position < steps

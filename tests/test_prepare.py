@@ -185,29 +185,29 @@ def test_the_embedded_corpus_repeats_no_paragraph(tmp_path):
     assert len(paragraphs) == len(set(paragraphs)) > 500
 
 
-def test_context_batches_are_contiguous_rows():
-    batches = ContextBatches(np.arange(107), batch_size=3, segment=8)
-    stream = Stream(batches)
-    assert batches.segments_per_epoch == 4
-    seen = []
-    for step in range(6):
+def test_each_pass_reads_every_token_in_contiguous_rows():
+    stream, seen = Stream(ContextBatches(np.arange(107), 3, 8, beside=np.arange(107) / 2)), []
+    for _ in range(107):  # 24 passes
         batch = stream.next()
-        assert (batch.targets == batch.tokens + 1).all()
-        assert (batch.memories is None) == (step in (0, 4))  # no memories at the start of every epoch
+        assert (batch.targets == (batch.tokens + 1) % 107).all() and (batch.beside == batch.targets / 2).all()
+        assert (batch.memories is None) == (not seen)  # rows go on for ever
         stream.memories = Memories([{}], 0)
         seen.append(batch.tokens)
-    first_row = np.concatenate([batch[1] for batch in seen[:4]])
-    assert first_row.tolist() == list(range(35, 67))
-    assert (seen[4] == seen[0]).all()
+    first, second, _ = np.concatenate(seen, axis=1)
+    assert first[:71].tolist() == list(range(71)) and second[:72].tolist() == [*range(35, 107)]
+    assert (np.bincount(np.concatenate(seen).ravel()) == 24).all()
+    assert {*np.concatenate(seen[: -(-107 // 24)]).ravel().tolist()} == {*range(107)}  # the steps of one pass
+    own = ContextBatches(np.arange(107), 3, 8, rows=slice(1, 3))  # of one of two processes
+    assert (own.next()[0] == seen[0][1:]).all() and (own.next()[0] == seen[1][1:]).all()
 
 
 def test_rows_of_images_begin_with_an_image():
-    batches = ContextBatches(np.arange(107), batch_size=3, segment=8, image=12)
-    tokens, *_ = batches.next()
-    assert tokens[:, 0].tolist() == [0, 24, 48] and batches.segments_per_epoch == 2
+    batches = ContextBatches(np.arange(108), batch_size=3, segment=8, image=12)
+    tokens = np.concatenate([batches.next()[0] for _ in range(12)], axis=1)
+    assert tokens[:, 0].tolist() == [0, 36, 72] and (tokens[:, ::12] % 12 == 0).all()
     with pytest.raises(InputError, match=r"has 39 tokens: too short for train.batch_size=2 rows .*needs 40\)"):
         ContextBatches(np.arange(39), batch_size=2, segment=15, image=20)
-    assert ContextBatches(np.arange(40), batch_size=2, segment=15, image=20).segments_per_epoch == 1
+    ContextBatches(np.arange(40), batch_size=2, segment=15, image=20)
 
 
 def test_concurrent_preparation_ends_in_one_folder(text_folder, tmp_path):

@@ -135,7 +135,7 @@ GRID = ["data.tokenizer=bytes", "model.grid=[2,5,3]"]
 def test_rows_of_a_batch_begin_with_an_image(small_config, memory_corpus):
     images = np.arange(30 * 23) % 250
     phase = make_retraining(small_config(*GRID), ["attention"], memory_corpus(256, images, images[:60]))
-    assert phase.stream.loader.rows.shape == (4, 150) and (phase.stream.loader.rows[:, 0] == [0, 150, 50, 200]).all()
+    assert phase.stream.loader.places[:, 0].tolist() == [0, 150, 300, 450]
     with pytest.raises(InputError, match=r"the valid split has 61 bytes, not a whole number of images of 30 .*FOLDER"):
         make_retraining(small_config(*GRID), ["attention"], memory_corpus(256, images, images[:61]))
     words = memory_corpus(256, images, images[:60])

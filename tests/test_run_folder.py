@@ -197,11 +197,11 @@ class Malicious:
 
 def test_foreign_checkpoints_run_no_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    torch.save({"format": "par-checkpoint/5", "payload": Malicious()}, "bad.pt")
+    torch.save({"format": "par-checkpoint/6", "payload": Malicious()}, "bad.pt")
     refuse("damaged or not a checkpoint", load_checkpoint, tmp_path / "bad.pt", "payload")
     assert not (tmp_path / "ran").exists()
     torch.save({"state_dict": {}}, "other.pt")
-    refuse("is not a par-checkpoint/5 with `phase`", load_checkpoint, tmp_path / "other.pt", "phase")
+    refuse("is not a par-checkpoint/6 with `phase`", load_checkpoint, tmp_path / "other.pt", "phase")
 
 
 def test_a_failed_write_keeps_the_previous_checkpoint(tmp_path, monkeypatch):

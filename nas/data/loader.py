@@ -12,9 +12,9 @@ RESIDENT_SHARE = 0.1  # a stream that needs at most this share of a GPU's memory
 
 
 class ContextBatches:
-    """An endless reader of a stream. It cuts the stream into B contiguous rows, and reads L tokens of each at a time.
+    """An endless reader of a stream. It begins B rows at equal distances, and reads L tokens of each at a time.
 
-    It skips tokens at the end that do not fill a row, or a segment of a row.
+    A row goes on where the next one began, and the last one at the start of the stream. So each pass reads every token.
     """
 
     def __init__(
@@ -33,49 +33,39 @@ class ContextBatches:
         shorter than a segment and its last target.
         """
         row = len(stream) // batch_size // image * image
-        self.segment = segment
-        self.segments_per_epoch = (row - 1) // segment
-        if self.segments_per_epoch < 1:
+        if row <= segment:
             least = batch_size * -(-(segment + 1) // image) * image
             given = f"the {name} stream has {len(stream):,} tokens: too short for"
-            rows = f"train.batch_size={batch_size} rows of train.segment={segment} tokens and a target"
-            raise InputError(f"{given} {rows} (needs {least:,}); make one of them smaller, or use more text")
+            needs = f"train.batch_size={batch_size} rows of train.segment={segment} tokens and a target"
+            raise InputError(f"{given} {needs} (needs {least:,}); make one of them smaller, or use more text")
+        self.segment, self.stream, self.beside = segment, stream, beside
         self.device, self.own = torch.device(device), rows or slice(None)
-        self.rows, self.beside = (
-            None if values is None else values[: batch_size * row].reshape(batch_size, row)[self.own]
-            for values in (stream, beside)
-        )
-        self.position = 0  # segments read in this epoch
-
-    @property
-    def at_start(self) -> bool:
-        """Whether next() returns the first segment of the rows."""
-        return self.position in (0, self.segments_per_epoch)
+        self.places = row * np.arange(batch_size)[self.own, None] + np.arange(segment + 1)  # [B, L + 1]
+        self.position = 0  # segments read so far
 
     def next(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Tokens and targets [B, L] of the next segment, and the nll of the targets by the other predictor."""
-        if self.at_start:
-            self.position = 0
-        start = self.position * self.segment
+        places = (self.places + self.position * self.segment) % len(self.stream)
         self.position += 1
-        window = self.window(slice(start, start + self.segment + 1))
-        beside = None
+        window, beside = self.window(places), None
         if self.beside is not None:
-            beside = torch.from_numpy(self.beside[:, start + 1 : start + self.segment + 1].copy()).to(self.device)
+            beside = torch.from_numpy(self.beside[places[:, 1:]]).to(self.device)
         return window[:, :-1], window[:, 1:], beside
 
-    def window(self, columns: slice) -> Tensor:
+    def window(self, places: np.ndarray) -> Tensor:
+        """The tokens at some places of the stream."""
+        gpu = self.device.type == "cuda"
         if self.resident is not None:
-            return self.resident[:, columns].long()
-        window = torch.from_numpy(self.rows[:, columns].astype(np.int64))
-        return window.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else window
+            return self.resident[torch.from_numpy(places).pin_memory().to(self.device, non_blocking=True)].long()
+        window = torch.from_numpy(self.stream[places].astype(np.int64))
+        return window.pin_memory().to(self.device, non_blocking=True) if gpu else window
 
     @cached_property
     def resident(self) -> Tensor | None:
-        """The rows as int32 on the GPU; None on a CPU, or if they need more than RESIDENT_SHARE of the GPU's memory."""
-        # They are copied at the first batch, because some streams are only made to check the length of a text.
+        """The stream as int32 on the GPU; None on a CPU, or if it needs more than RESIDENT_SHARE of its memory."""
+        # It is copied at the first batch, because some streams are only made to check the length of a text.
         if self.device.type == "cuda":
             memory = torch.cuda.get_device_properties(self.device).total_memory
-            if 4 * self.rows.size <= RESIDENT_SHARE * memory:
-                return torch.from_numpy(self.rows.astype(np.int32)).to(self.device)
+            if 4 * self.stream.size <= RESIDENT_SHARE * memory:
+                return torch.from_numpy(self.stream.astype(np.int32)).to(self.device)
         return None

@@ -56,8 +56,6 @@ class Stream:
         self.memories: Memories | None = None  # set by the caller after it has run the network
 
     def next(self) -> Batch:
-        if self.loader.at_start:
-            self.memories = None
         return Batch(*self.loader.next(), self.memories)
 
     def state_dict(self) -> dict:

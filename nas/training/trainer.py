@@ -23,7 +23,7 @@ from nas.training.evaluation import perplexity
 from nas.training.passes import rising_warning
 from nas.training.train_step import TrainStep
 
-FORMAT = "par-checkpoint/5"
+FORMAT = "par-checkpoint/6"
 
 
 def save_checkpoint(path: Path, state: dict) -> None:
