@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from nas.core.errors import InputError, run_command
-from nas.core.files import read_yaml
+from nas.core.files import check_parent, read_yaml
 from nas.core.outcome import read_pi
 from nas.core.run_folder import CONFIG, OUTCOME, read_metrics
 from nas.derivation.runs import current_pattern
@@ -14,11 +14,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     run_help = "--run folder of a search, or of a retrain run (which gives no GIF)"
     parser.add_argument("run", metavar="RUN_DIR", type=Path, help=run_help)
-    parser.add_argument("--out", metavar="FILE.gif", type=Path, help="default: RUN_DIR/pi.gif; figures go into RUN_DIR")
+    parser.add_argument("--out", metavar="FILE.gif", type=Path, help="default: RUN_DIR/pi.gif; figures go beside it")
     arguments = parser.parse_args()
     run, gif = arguments.run, arguments.out
     if gif and gif.suffix.lower() != ".gif":
         raise InputError(f"--out {gif} must end in .gif")
+    if gif:
+        check_parent(gif)
     config = read_yaml(run / CONFIG) if (run / CONFIG).is_file() else {}
     if config.get("stage") != "retrain":
         written = draw_search(run, gif or run / "pi.gif")
@@ -27,7 +29,7 @@ def main() -> None:
     elif not config["pattern"]:
         raise InputError(f"{run} has no network, so there is nothing to draw")
     else:
-        written = [*draw_curves(run), draw_pattern(run, config["pattern"])]
+        written = [*draw_curves(run, run), draw_pattern(run, config["pattern"])]
     print("written: " + " ".join(map(str, written)))
 
 
@@ -39,29 +41,29 @@ def draw_search(run: Path, gif: Path) -> list[Path]:
     history = figures.pi_history(lines)
     if len(history) == 1 and not (run / OUTCOME).exists():
         raise InputError(f"{run}: pi has not changed until step {lines[-1]['step']}; let the search continue")
-    pi, over_time = (run / f"{name}.png" for name in ("pi", "pi_over_time"))
+    pi, over_time = (gif.with_name(f"{name}.png") for name in ("pi", "pi_over_time"))
     figures.final_pi(history, pi)
     figures.pi_over_time(history, over_time)
-    pattern = draw_pattern(run, current_pattern(run))
+    written = [*draw_curves(run, gif.parent), pi, over_time, draw_pattern(gif.parent, current_pattern(run))]
     frames = figures.animate(history, gif)
     print(f"{gif}: {frames} frames of {len(lines)} logged steps, {gif.stat().st_size / 1e6:.2f} MB")
-    return [*draw_curves(run), pi, over_time, pattern, gif]
+    return [*written, gif]
 
 
-def draw_curves(run: Path) -> list[Path]:
+def draw_curves(run: Path, folder: Path) -> list[Path]:
     """Draw learning curves. Returns the file in a list, which is empty if no metrics were logged."""
     from nas.reporting.figures import learning_curves
 
     if metrics := read_metrics(run):
-        learning_curves(metrics, run / "learning_curves.png")
-    return [run / "learning_curves.png"] if metrics else []
+        learning_curves(metrics, folder / "learning_curves.png")
+    return [folder / "learning_curves.png"] if metrics else []
 
 
-def draw_pattern(run: Path, blocks: list[str]) -> Path:
+def draw_pattern(folder: Path, blocks: list[str]) -> Path:
     from nas.reporting.figures import pattern_strip
 
-    pattern_strip(blocks, run / "pattern.png")
-    return run / "pattern.png"
+    pattern_strip(blocks, folder / "pattern.png")
+    return folder / "pattern.png"
 
 
 if __name__ == "__main__":

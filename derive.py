@@ -5,6 +5,7 @@ for each block the share of the seeds that agree with the choice.
 """
 
 import argparse
+import shlex
 from pathlib import Path
 
 from nas.core.errors import InputError, run_command
@@ -77,6 +78,11 @@ def main() -> None:
 
     patterns = []
     if tried:
+        from nas.reporting.figures import networks_figure
+
+        picture = out.with_name(f"{out.stem}-networks.png")
+        networks_figure(tried, [], picture)  # before the pattern, which marks the end of this stage
+        print(f"written to {picture}")
         print(selection.trials_table(tried["trials"]))
     for budget, file in zip(budgets, files, strict=True):
         choice = (
@@ -97,15 +103,10 @@ def main() -> None:
         table = selection.pareto_table(patterns, costs)
         write_text(out.with_name(f"{out.stem}-pareto.md"), table)
         print(f"\n{table}")
-    if tried:
-        from nas.reporting.figures import networks_figure
-
-        picture = out.with_name(f"{out.stem}-networks.png")
-        networks_figure(tried, [], picture)
-        print(f"written to {picture}")
     selection.print_notices(runs, budgets[0], costs.ratio(patterns[0]["blocks"]))
     if tried and not (runs[0].path.parent / PLAN).exists():
-        print(f"next: python retrain.py {files[0]} {runs[0].path / 'config.yaml'} --run {runs[0].path}-trained")
+        given = files[0], runs[0].path / "config.yaml", "--run", f"{runs[0].path}-trained"
+        print(f"next: python retrain.py {shlex.join(map(str, given))}")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def print_results(results: dict) -> None:
         for split in ("valid", "test") if own else ():
             about = own[split]
             words = f"{about['word_perplexity']:.2f} per word, " if about["word_perplexity_comparable"] else ""
-            lost = "" if words else " (no comparable word perplexity: the tokens lose words, or the data is not text)"
+            lost = "" if words else " (no comparable word perplexity: the tokens lose words, or the text has none)"
             bits = f"{about['bits_per_byte']:.4f} bits per byte"
             print(f"  {split}: perplexity {about['perplexity']:.2f} per token, {words}{bits}{lost}")
 

@@ -2,6 +2,7 @@
 
 RUN_DIR is the run folder of a training, or a folder that nas.export wrote. The program prints the prompt and the new
 text. It reads the prompt once; then each token costs one position. Without --prompt the text begins after a line end.
+The last line end of a prompt from a file or the standard input is dropped.
 """
 
 import codecs
@@ -22,8 +23,13 @@ def parse_arguments() -> Namespace:
     parser.add_argument("--prompt-file", metavar="FILE", type=Path)
     parser.add_argument("--tokens", type=int, default=200, metavar="N", help="new tokens (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0: most probable (default: 1)")
-    parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K most probable tokens")
+    parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K most probable tokens; 0: all")
     parser.add_argument("--top-p", type=float, metavar="P", help="draw from the fewest tokens that sum to at least P")
+    stop = "end the new text before TEXT (may be repeated)"
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help=stop)
+    parser.add_argument(
+        "--lines", type=int, default=0, metavar="N", help="end the new text after N lines (0: no limit)"
+    )
     parser.add_argument("--seed", type=int, metavar="S", help="repeats the text (default: another text each time)")
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="number of texts (default: 1)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
@@ -50,21 +56,27 @@ def out_files(out: Path | None, samples: int) -> list[Path]:
 def main() -> None:
     arguments = parse_arguments()
     files, file = out_files(arguments.out, arguments.samples), arguments.stdin or arguments.prompt_file
-    prompt = read_input(file) if file else (arguments.prompt or "").encode("utf-8", "surrogateescape")
+    prompt = (
+        read_input(file).removesuffix(b"\n") if file else (arguments.prompt or "").encode("utf-8", "surrogateescape")
+    )
+    if "" in arguments.stop:
+        raise InputError("--stop '' is empty; give the text before which to stop")
 
     from nas import load_model
     from nas.inference.generation import Sampling
 
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
     model = load_model(arguments.run, arguments.device)
-    samples, texts = arguments.samples, [b""] * arguments.samples
-    new = model.stream(prompt, arguments.tokens, sampling, arguments.seed, samples)
-    sys.stdout.reconfigure(errors="replace")  # a terminal may not know all characters
+    samples, texts, count = arguments.samples, [b""] * arguments.samples, 0
+    if unknown := model.unknown_words(prompt):
+        print(f"NOTICE: the model does not know {', '.join(unknown)}, and reads <unk>", file=sys.stderr)
+    new = model.stream(prompt, arguments.tokens, sampling, arguments.seed, samples, arguments.stop, arguments.lines)
     screen = codecs.getincrementaldecoder("utf-8")(errors="replace")  # bytes of a character may come one by one
     if samples == 1:
         print(screen.decode(prompt), end="", flush=True)
     began = time.perf_counter()
     for pieces in new:
+        count += 1
         texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
         if samples == 1:
             print(screen.decode(pieces[0]), end="", flush=True)
@@ -77,7 +89,7 @@ def main() -> None:
         file.write_bytes(text)
     if files:
         print(f"written to {', '.join(map(str, files))}", file=sys.stderr)
-    tokens = arguments.tokens * samples
+    tokens = min(count, arguments.tokens) * samples
     print(f"{tokens} tokens in {seconds:.1f} s with the prompt, {tokens / seconds:,.0f} tokens/s", file=sys.stderr)
 
 

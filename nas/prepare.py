@@ -20,7 +20,7 @@ def main() -> None:
     options = load_config(arguments.config, arguments.overrides).data
 
     started = time.perf_counter()
-    folder = prepare(options)
+    folder = prepare(options, print)
     print(f"{folder} ({time.perf_counter() - started:.1f} s)")
     for split, facts in read_yaml(folder / "meta.yaml")["splits"].items():
         kept = "lossless" if facts["lossless"] else "words kept" if facts["words_kept"] else "not lossless"

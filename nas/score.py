@@ -34,14 +34,14 @@ def main() -> None:
         print(score)
         return
     for place, token in enumerate(score.ids):
-        text = model.tokenizer.decode(token[None]).decode("utf-8", errors="replace")
+        text = model.tokenizer.decode(token[None]).decode("utf-8", errors="backslashreplace")
         known = {"line": int(score.line_of[place]) + 1, "token": text, "id": int(token), "nll": score.nll[place]}
         if score.network:
             known["network_nll"] = score.network.nll[place]
         if score.parts:
             known["part"] = score.parts[int(score.shares[place].argmax())]
         unknown = dict.fromkeys(known.keys() - {"line", "token", "id"}) if math.isnan(score.nll[place]) else {}
-        print(json.dumps(known | unknown, ensure_ascii=False))
+        print(json.dumps(known | unknown))
 
 
 if __name__ == "__main__":

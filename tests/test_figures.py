@@ -120,7 +120,7 @@ def test_still_figures_are_drawn_with_a_colour_for_each_operation(tmp_path, bloc
 
 
 @pytest.mark.parametrize(
-    "trained", [[], [("found: a", 1.0, 200.0), ("usual: ad", 2.2, 260.0)]], ids=["search", "trainings"]
+    "trained", [[], [("found: a", 1.0, 1.2), ("usual: ad", 2.2, 1.3)]], ids=["search", "trainings"]
 )
 def test_the_figure_of_networks_shows_all_trials_the_budget_and_all_trainings(trained, tmp_path, saved_figures):
     """The reference is hardly worse than the chosen network, and one trial is much worse."""
@@ -134,10 +134,9 @@ def test_the_figure_of_networks_shows_all_trials_the_budget_and_all_trainings(tr
     figures.networks_figure(choice, trained, tmp_path / "figure.svg")
     (axes,) = saved_figures[0].axes
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    anchor = 200.0
-    worst = anchor**1.15 if trained else 15
+    worst = 1.2 * 1.15 if trained else 15
     drawn = [float(y) for collection in axes.collections for _, y in collection.get_offsets()]
     assert any(y == pytest.approx(worst) for y in drawn) and low < worst < high
-    assert all(left < cost < right and low < words < high for _, cost, words in trained)
+    assert all(left < cost < right and low < bits < high for _, cost, bits in trained)
     assert left < min(0.8, 1.2) and right > 1.5
     assert high < max(drawn), "the network without a trial is far away"

@@ -63,13 +63,13 @@ def test_a_prompt_longer_than_the_memory_is_read_in_segments(segment, memory, mo
     """The first new token is that of an evaluation with the same segment and memory."""
     lengths = [f"evaluate.segment={segment}", f"evaluate.memory={memory}"]
     model = replace(model, config=small_config(*lengths))
-    ids = model.tokenizer.encode("the old man sees the river .\n" * 8)[:53]
+    ids = model.tokenizer.encode("the old man sees the river .\n" * 8)[:54]
     candidates, memories = torch.arange(model.tokenizer.size), None
     stream = torch.from_numpy(ids.astype(np.int64))[None].expand(len(candidates), -1)
-    for start in range(0, 53, segment):
+    for start in range(0, 54, segment):
         tokens = stream[:, start : start + segment]
         targets = torch.cat([tokens[:, 1:], candidates[:, None]], dim=1)
-        kept = segment + memory - min(segment, 53 - start - segment)  # as attention sees all positions of the next one
+        kept = segment + memory - min(segment, 54 - start - segment)  # as attention sees all positions of the next one
         with torch.no_grad():
             nll, memories = model.module(tokens, targets, memories, kept)
     (log_p,) = predictions(model, model.tokenizer.decode(ids), 1)
@@ -144,7 +144,7 @@ def test_values_out_of_range_and_predictions_of_nan_are_refused():
     for options, message in (
         ({"temperature": -1.0}, "temperature -1.0 must be 0 or more"),
         ({"temperature": float("nan")}, "temperature nan must be 0 or more"),
-        ({"top_k": 0}, "top-k 0 must be at least 1"),
+        ({"top_k": -1}, "top-k -1 must be at least 1, or 0"),
         ({"top_p": 0.0}, "top-p 0.0 must be above 0 and at most 1"),
         ({"top_p": 1.5}, "top-p 1.5 must be above 0 and at most 1"),
     ):
@@ -184,7 +184,7 @@ def test_an_empty_prompt_needs_a_line_end_and_no_images(model_of, small_config):
 
 
 def test_the_number_of_tokens_is_checked(model):
-    with pytest.raises(InputError, match="give at least 0 tokens and 1 sample"):
+    with pytest.raises(InputError, match="-1 tokens of 1 samples, 0 lines: give 0, 1 and 0 or more"):
         model.generate("the", -1)
     assert model.generate("the", 0) == ""
     with pytest.raises(InputError, match="seed -1 must be from 0"):
@@ -203,9 +203,31 @@ def test_the_pieces_of_a_stream_join_to_the_decoded_text(model):
         assert before + written == model.tokenizer.decode(np.concatenate([prompt, ids]))
 
 
-def test_a_character_of_several_tokens_is_written_once_it_is_complete(model_of):
+def test_a_text_ends_before_a_stop_or_after_its_lines(model_of):
+    """Whatever the tokens are: what is written never holds a part of a stop, and nothing else is lost."""
     model = model_of(tokenizer="bpe")
-    ids = model.tokenizer.encode("a 好 b")
-    writer = TextWriter(model.tokenizer, ids[:0])
-    pieces = [writer.write(int(token)) for token in ids]
-    assert pieces == [b"a", b" ", b"", b"", "好".encode(), b" ", b"b"]  # 好 has a token for each of its three bytes
+    for text, stops, lines, expected in (
+        ("the old man\nsees the river\nand", ["sees", "xy"], 0, "the old man\n"),
+        ("the old man\nsees the river\nand", ["e river\nand", "river"], 0, "the old man\nsees the "),
+        ("the old man\nsees the river\nand", ["n\nx"], 2, "the old man\nsees the river"),
+        ("aab 好 aaab 好", ["aaab", "ab 好 b"], 1, "aab 好 "),
+        ("no stop at al", ["all"], 5, "no stop at al"),
+    ):
+        writer = TextWriter(model.tokenizer, model.tokenizer.encode("x"), stops, lines)
+        pieces = [writer.write(int(token)) for token in model.tokenizer.encode(text)]
+        assert b"".join([*pieces, writer.rest()]).decode() == expected
+    sampling = {"temperature": 2.0, "seed": 1}
+    model = model_of(tokenizer="words")
+    whole = model.generate("the", 200, **sampling)
+    stop = whole[40:43]
+    assert model.generate("the", 200, stop=[stop], **sampling) == whole[: whole.index(stop)]
+    assert model.generate("the", 200, lines=1, **sampling) == whole.split("\n")[0]
+
+
+def test_after_a_space_the_next_token_is_the_rest_of_a_word_with_that_space(model_of):
+    model = model_of(tokenizer="bpe")
+    ids = model.tokenizer.encode("my sister")
+    log_p, pieces = -next_nll(model, ids, 16), model.tokenizer.pieces()
+    words = torch.tensor([piece.startswith(b" ") and piece != b" " * len(piece) for piece in pieces])
+    likely = pieces[int(log_p.where(words, -torch.inf).argmax())].decode()
+    assert " " + model.generate("my sister ", 1, temperature=0) == likely

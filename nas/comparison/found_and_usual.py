@@ -1,5 +1,6 @@
 """The found network of nas.run beside the usual one and no network: trainings, summary.yaml, and the last lines."""
 
+import math
 from pathlib import Path
 
 from nas.core.config import Config
@@ -35,9 +36,13 @@ from nas.retraining.phase import BEST
 from nas.search.network_search import COSTS
 from nas.search.space import NetworkCosts, with_sizes, within_budget
 from nas.search.strategy import EQUAL_LOSS
+from nas.search.surrogate import LEAST_LOSS
 from nas.training.device import set_up_device
 from nas.training.passes import resolve_auto
 
+# Two standard errors of a relative difference of losses, times the root of the tokens: 0.4 for a pair of networks in
+# the mixture of WikiText-2 (0.2 to 0.6 for fifteen pairs, by the differences of lines)
+NOISE = 0.8
 QUALITY = "bits_per_byte", "word_perplexity", "word_perplexity_comparable"
 
 
@@ -122,7 +127,8 @@ def summarize(folder: Path, plan: Config) -> dict:
         valid[NO_NETWORK] = results["valid"]["bits_per_byte"]
         if valid[NO_NETWORK] <= (1 + EQUAL_LOSS) * valid[summary["use"]]:
             summary["use"] = NO_NETWORK
-    return summary | {"valid_bits_per_byte": valid}
+    noise = NOISE / math.sqrt(results["valid"]["tokens"])
+    return summary | {"valid_bits_per_byte": valid, "valid_noise": noise}
 
 
 def describe(folder: Path, plan: Config) -> str:
@@ -130,8 +136,8 @@ def describe(folder: Path, plan: Config) -> str:
     summary, choice = read_yaml(folder / SUMMARY), read_yaml(folder / SEARCH / CHOICE)
     found, usual = (summary[name] for name in (FOUND, USUAL))
     is_reference, timed = usual["blocks"] == interleaved(plan.model.blocks), choice["unit"].startswith("ms")
-    bits, to_reference = found["bits_per_byte"] / usual["bits_per_byte"] - 1, found["time_ratio_to_reference"]
-    alone = found["network_bits_per_byte"] / usual["network_bits_per_byte"] - 1
+    bits, to_reference = change(found["bits_per_byte"], usual["bits_per_byte"]), found["time_ratio_to_reference"]
+    alone = change(found["network_bits_per_byte"], usual["network_bits_per_byte"])
     line = f"found against usual{' (the reference)' if is_reference else ''}: {bits:+.1%} bits per byte"
     line += "" if found["bits_per_byte"] == found["network_bits_per_byte"] else f" (networks alone: {alone:+.1%})"
     line += f", at {found['time_ratio_to_usual']:.2f} of its time"
@@ -147,13 +153,21 @@ def describe(folder: Path, plan: Config) -> str:
     elif timed and to_reference > (1 + TOLERANCE) * choice["budget"]:
         again = f"remove {folder / SUMMARY} and {folder / REPORT}, and repeat the command on an idle machine"
         lines.append(f"NOTICE: the found network takes longer than the budget; to time it again, {again}")
+    valid, noise = summary["valid_bits_per_byte"], summary["valid_noise"]
+    if abs(change(valid[FOUND], valid[USUAL])) < noise:
+        lines.append(f"NOTICE: on valid, found and usual differ by less than its noise of {noise:.1%}: give more text")
     if summary["use"] == USUAL:
         lines.append("NOTICE: the usual network is better on valid, so use that one")
     if summary["use"] == NO_NETWORK:
-        valid = ", ".join(f"{name} {bits:.4f}" for name, bits in summary["valid_bits_per_byte"].items())
-        lines.append(f"NOTICE: a network adds nothing to cache and counts (bits per byte on valid: {valid})")
+        bits = ", ".join(f"{name} {bits:.4f}" for name, bits in valid.items())
+        lines.append(f"NOTICE: a network adds nothing to cache and counts (bits per byte on valid: {bits})")
     lines.append(f"report, with pictures: {folder / REPORT}; the model to use: {folder / summary['use']}")
     return "\n".join(lines)
+
+
+def change(bits: float, other: float) -> float:
+    """The relative difference to another loss, which may be 0."""
+    return bits / max(other, LEAST_LOSS) - 1
 
 
 def describe_network(one: dict) -> str:

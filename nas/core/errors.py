@@ -8,15 +8,15 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partialmethod
 from importlib.util import find_spec
 from typing import NoReturn
 
 from models.operations.registry import IncompleteOperation
 
-NEW_PARSER = argparse.ArgumentParser.__init__
-OPTION = re.compile(r"--(?=\w+\.[\w.]+=)")  # the dashes of --section.key=value, which may be there or not
+NEW_PARSER, PARSE = argparse.ArgumentParser.__init__, argparse.ArgumentParser.parse_known_args
+OPTION = re.compile(r"^--(?=\w+\.[\w.]+=)")  # the dashes of --section.key=value, which may be there or not
 
 
 class InputError(Exception):
@@ -97,7 +97,18 @@ def refuse_arguments(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     known = nearest(unknown[0], parser._option_string_actions, least=0.6) if unknown else ""
     if message.startswith("unrecognized arguments") and known:
         message += f"; the nearest option is {known}"
+    if message.endswith("expected one argument"):
+        option = message.split()[1].split("/")[0].rstrip(":")
+        message += f"; write {option}=VALUE if the value begins with a dash"
     raise InputError(f"{message}; --help lists the arguments")
+
+
+def parse_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None, namespace=None):
+    """As ArgumentParser.parse_known_args(), but section.key=value may have dashes in front, where it is an argument."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if any(action.dest == "overrides" for action in parser._actions):
+        given = [OPTION.sub("", argument) for argument in given]
+    return PARSE(parser, given, namespace)
 
 
 def run_command(main: Callable[[], None]) -> None:
@@ -109,7 +120,9 @@ def run_command(main: Callable[[], None]) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     argparse.ArgumentParser.error = refuse_arguments
     argparse.ArgumentParser.__init__ = partialmethod(NEW_PARSER, allow_abbrev=False)
-    sys.argv[1:] = [OPTION.sub("", argument) for argument in sys.argv[1:]]
+    argparse.ArgumentParser.parse_known_args = parse_options
+    for stream in (sys.stdout, sys.stderr):  # which may be unable to encode a character
+        stream.reconfigure(errors="backslashreplace")
     try:
         main()
     except (InputError, RunError, IncompleteOperation) as error:

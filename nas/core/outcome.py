@@ -1,6 +1,7 @@
 """The records of a search, pi.jsonl and outcome.yaml, and warnings. N blocks, O candidate operations."""
 
 import math
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ def print_outcome(run: RunFolder) -> None:
     if outcome["cost_in_trainings"]:
         run.say(f"cost: the steps of {outcome['cost_in_trainings']:.2f} trainings")
     if not (run.path.parent / PLAN).exists():  # nas.run calls the next stages itself
-        run.say(f"next: python derive.py {run.path}; python animate.py {run.path}")
+        run.say(f"next: python derive.py {shlex.quote(str(run.path))}; python animate.py {shlex.quote(str(run.path))}")
 
 
 def mixture_ms(results: dict) -> float:

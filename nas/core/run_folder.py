@@ -80,11 +80,14 @@ class RunFolder:
             raise InputError(f"--run {self.path} was begun by another process meanwhile; use another folder")
         else:
             write_yaml(self.path / CONFIG, {"stage": self.stage, **asdict(config), **self.extra})
+        changing = "command", "git_commit", "device", "processes", "threads"
+        begun = self.path / TRIALS / PROVENANCE  # of a search, whose own file is written after the trials
         if (self.path / PROVENANCE).exists():
             recorded = check_text(self.path, provenance)
-            changing = ("command", "git_commit", "device", "processes", "threads")
             resumed = {key: provenance[key] for key in changing if key in provenance}
             provenance = {**recorded, "resumed": [*recorded.get("resumed", []), resumed]}
+        elif begun.exists():
+            provenance |= {key: value for key, value in read_yaml(begun).items() if key in (*changing, "resumed")}
         write_yaml(self.path / PROVENANCE, provenance)
 
     def resolve_auto(self, config: Config) -> Config:
@@ -116,7 +119,7 @@ class RunFolder:
     @on_rank_0
     def say(self, text: str) -> None:
         """Print a line above a progress bar, and append it to train.log."""
-        with open(self.path / "train.log", "a", encoding="utf-8") as file:
+        with open(self.path / "train.log", "a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text + "\n")
         tqdm.write(text)
 

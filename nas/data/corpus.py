@@ -4,37 +4,43 @@ Text is read in chunks, so memory does not grow with the corpus. Ids are ranked 
 adaptive softmax needs the most frequent ids first.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from nas.core.config import PIECES, DataOptions
-from nas.core.errors import InputError
+from nas.core.errors import InputError, rank
 from nas.core.files import read_yaml, write_yaml
-from nas.data.sources import SPLITS, count_words, find_text, is_text_file, sha256_of, split_words
+from nas.data.sources import SPLITS, count_words, find_text, has_zeros, is_text_file, sha256_of, split_words
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE, Vocabulary, make_tokenizer, normalise
 
 FORMAT = "par-tokens/4"
 CHUNK = 1 << 20  # bytes, or ids, processed at once
+SHOWN_S = 2  # seconds until a bar shows the progress
+REFUSED = errno.EACCES, errno.EPERM, errno.EROFS
 
 
 def prepare(options: DataOptions, tell: Callable[[str], None] = lambda text: None) -> Path:
     """Folder of the prepared corpus, created if the cache does not hold it. tell: is called before the work begins.
 
     Its name is a digest of the text and the options. It holds {split}.bin (ranked ids), counts.npy (train frequency by
-    rank), vocabulary/ and meta.yaml. Raises InputError if the text or the options are unusable.
+    rank), vocabulary/ and meta.yaml. A call that is killed leaves finished splits to the next one. Raises InputError if
+    the text, the options or the cache are unusable.
     """
     cache = Path(options.cache).expanduser()
-    cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / ".lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one process at a time writes to the cache; the others wait
+    with usable_cache(cache, tell) as own:
         texts = find_text(options.source, cache)
         for split, path in texts.items():
             if path.stat().st_size == 0:
@@ -46,11 +52,55 @@ def prepare(options: DataOptions, tell: Callable[[str], None] = lambda text: Non
             tell(f"preparing the tokens of {options.source}{size}, once")
             if len({*digests.values()}) < len(digests):
                 tell("WARNING: two of train, valid and test are the same text, so results are not those of unseen text")
-            folder.parent.mkdir(exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as temporary:
-                write_corpus(texts, Path(temporary), options)
-                Path(temporary).rename(folder)
+            part = folder.with_name(f"{folder.name}.part{own}")
+            part.mkdir(parents=True, exist_ok=True)
+            try:
+                write_corpus(texts, part, options)
+            except InputError:
+                shutil.rmtree(part)
+                raise
+            part.rename(folder)
     return folder
+
+
+@contextmanager
+def usable_cache(cache: Path, tell: Callable[[str], None]) -> Iterator[str]:
+    """Let one process at a time write to the cache; the others wait. Yields the end of the names of unfinished folders.
+
+    A cache that cannot be written is only read. Raises InputError if it must be written nevertheless.
+    """
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with suppress(PermissionError), open(cache / ".lock", "a"):
+            pass
+        lock = os.open(cache / ".lock", os.O_RDONLY)  # that of another account, too
+    except OSError as error:
+        if not cache.is_dir():
+            raise InputError(f"data.cache={cache} cannot be made: {error.strerror}; give another folder") from None
+        lock = None
+    try:
+        yield "" if lock is not None and wait_for(lock, cache, tell) else f"-{os.getpid()}"
+    except OSError as error:
+        if error.errno not in REFUSED or not str(error.filename).startswith(f"{cache}/"):
+            raise
+        raise InputError(f"data.cache={cache} cannot be written: {error.strerror}; give another folder") from None
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def wait_for(lock: int, cache: Path, tell: Callable[[str], None]) -> bool:
+    """Lock a file, as soon as other processes leave it. False, with a notice, if the filesystem has no locks."""
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            tell(f"waiting for another process that prepares a text in {cache}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:
+        tell(f"NOTICE: data.cache={cache} has no locks ({error.strerror}), so each process prepares a text by itself")
+        return False
+    return True
 
 
 def corpus_digest(digests: dict[str, str], options: DataOptions) -> str:
@@ -69,25 +119,32 @@ def corpus_digest(digests: dict[str, str], options: DataOptions) -> str:
 
 
 def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> None:
-    """Write all files of a prepared corpus into an empty folder."""
-    given, counts, facts, origin = None, {}, {}, Path(options.tokenizer).expanduser()
+    """Write all files of a prepared corpus into a folder, which may have some of an earlier call."""
+    given, origin = None, Path(options.tokenizer).expanduser()
     if (origin / VOCABULARY_FILE).exists():  # the ids of a given vocabulary keep their ranks on any text
         given = Vocabulary.load(origin)
         options = replace(options, tokenizer=given.kind, lowercase=given.lowercase, newline=given.newline)
-    chunks, size = read_chunks(texts["train"], options), texts["train"].stat().st_size
-    tokenizer = given.tokenizer if given else make_tokenizer(chunks, size, options)
-    for split in SPLITS:
-        counts[split], facts[split] = encode_split(texts[split], folder / f"{split}.ids", tokenizer, options)
-    vocabulary = given or Vocabulary(tokenizer, np.argsort(-counts["train"], kind="stable"), options.lowercase)
+    learned = folder / "learned"
+    if not (learned / VOCABULARY_FILE).exists():
+        chunks, size = read_chunks(texts["train"], options), texts["train"].stat().st_size
+        (given or Vocabulary.unranked(make_tokenizer(chunks, size, options), options.lowercase)).save(learned)
+    vocabulary, facts = Vocabulary.load(learned), {}
+    tokenizer = vocabulary.tokenizer
+    for split, text in texts.items():
+        ids, about = folder / f"{split}.ids", folder / f"{split}.yaml"
+        if not about.exists():
+            write_yaml(about, encode_split(text, ids, tokenizer, options))
+        facts[split] = read_yaml(about)
+    counts = sum(np.bincount(ids, minlength=tokenizer.size) for ids in read_ids(folder / "train.ids"))
+    if not given:
+        vocabulary = Vocabulary(tokenizer, np.argsort(-counts, kind="stable"), options.lowercase)
     vocabulary.save(folder / VOCABULARY)
     dtype = np.dtype(np.uint16 if tokenizer.size <= 1 << 16 else np.uint32)
     for split in SPLITS:
-        ids_path = folder / f"{split}.ids"
-        with open(ids_path, "rb") as ids_file, open(folder / f"{split}.bin", "wb") as ranks_file:
-            while (ids := np.fromfile(ids_file, dtype=np.uint32, count=CHUNK)).size:
-                vocabulary.ranks[ids].astype(dtype).tofile(ranks_file)
-        ids_path.unlink()
-    np.save(folder / "counts.npy", counts["train"][vocabulary.tokenizer_ids])
+        with open(folder / f"{split}.bin", "wb") as file:
+            for ids in read_ids(folder / f"{split}.ids"):
+                vocabulary.ranks[ids].astype(dtype).tofile(file)
+    np.save(folder / "counts.npy", counts[vocabulary.tokenizer_ids])
     meta = {
         "format": FORMAT,
         "vocab_size": tokenizer.size,
@@ -96,6 +153,18 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
         "splits": facts,
     }
     write_yaml(folder / "meta.yaml", meta)
+    for split in SPLITS:
+        (folder / f"{split}.yaml").unlink()
+        (folder / f"{split}.ids").unlink()
+    shutil.rmtree(learned)
+
+
+def read_ids(path: Path) -> Iterator[np.ndarray]:
+    """The ids of a file in chunks; at least one, which may be empty."""
+    with open(path, "rb") as file:
+        yield np.fromfile(file, dtype=np.uint32, count=CHUNK)
+        while (ids := np.fromfile(file, dtype=np.uint32, count=CHUNK)).size:
+            yield ids
 
 
 def read_chunks(path: Path, options: DataOptions) -> Iterator[bytes]:
@@ -108,8 +177,12 @@ def read_chunks(path: Path, options: DataOptions) -> Iterator[bytes]:
                 chunk = normalise(data[:cut], options.tokenizer, options.lowercase)
             except UnicodeDecodeError as error:
                 place = f"byte {offset + error.start} of the {path.stem} split"
-                advice = "convert it, as with iconv -f ENCODING -t UTF-8; data.tokenizer=bytes reads any file"
+                encoding = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "ENCODING"
+                advice = f"convert it, as with iconv -f {encoding} -t UTF-8; data.tokenizer=bytes reads any file"
                 raise InputError(f"data.source={options.source} is not UTF-8 text ({place}); {advice}") from None
+            if options.tokenizer != "bytes" and has_zeros(chunk):
+                advice = "convert it, as with iconv -f UTF-16LE -t UTF-8; data.tokenizer=bytes reads any file"
+                raise InputError(f"data.source={options.source} has many zero bytes, like UTF-16; {advice}")
             yield chunk
             rest, offset = data[cut:], offset + cut
 
@@ -125,23 +198,24 @@ def chunk_end(data: bytes) -> int:
     return cut
 
 
-def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> tuple[np.ndarray, dict]:
-    """Write the tokenizer's ids as uint32. Returns counts [size], and the facts of the split for meta.yaml."""
-    counts, words = np.zeros(tokenizer.size, dtype=np.int64), 0
+def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> dict:
+    """Write the tokenizer's ids as uint32. Returns the facts of the split for meta.yaml."""
+    words, size = 0, path.stat().st_size
     lossless = words_kept = options.newline == "keep" and not options.lowercase
-    with open(target, "wb") as file:
+    bar = tqdm(total=size, unit="B", unit_scale=True, desc=path.stem, disable=True if rank() else None, delay=SHOWN_S)
+    with open(target, "wb") as file, bar:
         for chunk in read_chunks(path, options):
             words += count_words(chunk)
             ids = tokenizer.encode(chunk)
-            counts += np.bincount(ids, minlength=tokenizer.size)
             ids.tofile(file)
             if words_kept:
-                decoded = tokenizer.decode(ids)
+                decoded = chunk if tokenizer.is_exact else tokenizer.decode(ids)
                 lossless = lossless and decoded == chunk
                 words_kept = lossless or split_words(decoded) == split_words(chunk)
-    return counts, {
-        "tokens": int(counts.sum()),
-        "bytes": path.stat().st_size,
+            bar.update(len(chunk))
+    return {
+        "tokens": target.stat().st_size // 4,
+        "bytes": size,
         "words": words,
         "sha256": sha256_of(path),
         "lossless": lossless,

@@ -20,6 +20,7 @@ from nas.core.files import atomic_write, write_text
 
 SPLITS = ("train", "valid", "test")
 BLOCK = 1 << 20  # bytes read at once
+MOST_ZEROS = 0.05  # of the bytes of a text
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ def write_stdlib(cache: Path) -> Path:
 def split_file(path: Path, cache: Path) -> dict[str, Path]:
     """Split a file in order, 90/5/5, into the cache. Raises InputError if a part would be empty.
 
-    Text is split at line ends, other files at bytes. Files with the name and size of enwik8 or text8 get theirs.
+    Text is split at line ends, at spaces if these are rare, or between characters, and other files at bytes. Files with
+    the name and size of enwik8 or text8 get theirs.
     """
     size = path.stat().st_size
     folder = cache / "sources" / f"split-{sha256_of(path)[:16]}"
@@ -124,9 +126,9 @@ def split_file(path: Path, cache: Path) -> dict[str, Path]:
     if standard or not is_text_file(path):
         folder = folder.with_name(f"{folder.name}-exact")
     else:
-        valid, test = next_line_start(path, valid), next_line_start(path, test)
+        valid, test = (next_start(path, place, (test - valid) // 2) for place in (valid, test))
     if not 0 < valid < test < size:
-        raise InputError(f"data.source={path} has {size} bytes: too short to split 90/5/5 (text is split at line ends)")
+        raise InputError(f"data.source={path} has {size} bytes: too short to split 90/5/5")
     return write_splits(path, folder, valid, test)
 
 
@@ -155,11 +157,16 @@ def is_text_file(path: Path) -> bool:
 
 
 def is_text(data: bytes) -> bool:
-    """Whether the first block is UTF-8 without zero bytes."""
+    """Whether the first block is UTF-8, and has few zero bytes, unlike UTF-16."""
     try:
-        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(data[:BLOCK])
+        codecs.getincrementaldecoder("utf-8")().decode(data[:BLOCK])
     except UnicodeDecodeError:
         return False
+    return not has_zeros(data[:BLOCK])
+
+
+def has_zeros(data: bytes) -> bool:
+    return data.count(0) > MOST_ZEROS * len(data)
 
 
 def split_words(text: bytes) -> list[str]:
@@ -172,13 +179,14 @@ def count_words(text: bytes) -> int:
     return len(split_words(text)) + text.count(b"\n")
 
 
-def next_line_start(path: Path, offset: int) -> int:
-    """Offset of the next line after `offset`, or of the next character if no line ends within a block."""
+def next_start(path: Path, offset: int, most: int) -> int:
+    """Offset of the next line after `offset`, else of the next word, at most `most` bytes on; else of a character."""
     with open(path, "rb") as file:
         file.seek(offset)
         block = file.read(BLOCK)
     character = next((i for i, byte in enumerate(block[:4]) if byte & 0xC0 != 0x80), 0)
-    return offset + (block.find(b"\n") + 1 or character)
+    near = block[:most]
+    return offset + (near.find(b"\n") + 1 or near.find(b" ") + 1 or character)
 
 
 def write_splits(whole: Path, folder: Path, valid: int, test: int) -> dict[str, Path]:

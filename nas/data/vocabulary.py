@@ -5,7 +5,6 @@ bytes. A line end is a token, unless data.newline=drop.
 """
 
 import io
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -29,7 +28,11 @@ TRAINING_BYTES = 20_000_000  # pieces are learned from about this much text, spr
 DEFAULT_PIECES = 8000
 LONGEST_LINE = 4_000  # characters of a training sentence; longer lines are cut
 UNKNOWN = "<unk>"
+SPACE = "\u2581"  # SentencePiece's sign for a space; where a text holds it, it is encoded as bytes
 MODEL, WORDS = "tokenizer.model", "words.txt"
+WORD, LINE = re.compile("\n| *[^ \n]+| +"), re.compile("\n|[^\n]+")  # a word has the spaces before it
+WORD_PIECE, LINE_SPACE = re.compile(f"{SPACE}*[^{SPACE}]*"), re.compile(b"^ ", re.MULTILINE)
+MOST_KNOWN = 4_000_000  # characters of units whose ids are kept
 
 
 class ByteTokenizer:
@@ -39,6 +42,7 @@ class ByteTokenizer:
 
     def __init__(self, keep_newline: bool):
         self.keep_newline, self.line_end = keep_newline, ord("\n") if keep_newline else None
+        self.is_exact, self.begins_with_space, self.pieces = keep_newline, False, [bytes([byte]) for byte in range(256)]
 
     def encode(self, data: bytes) -> np.ndarray:
         return np.frombuffer(data if self.keep_newline else data.replace(b"\n", b""), dtype=np.uint8).astype(np.uint32)
@@ -48,26 +52,41 @@ class ByteTokenizer:
 
 
 class LineTokenizer:
-    """Base of tokenizers of UTF-8 text. Subclasses encode and decode a line without its end, which has the last id."""
+    """Base of tokenizers of UTF-8 text. The line end has the last id.
 
-    def __init__(self, size: int, keep_newline: bool):
-        self.keep_newline, self.line_end = keep_newline, size if keep_newline else None
-        self.size = size + keep_newline
+    unit: what is encoded by itself, a line end, a word or the rest of a line. is_exact: whether decode() has given back
+    all text so far.
+    """
+
+    unit: re.Pattern
+
+    def __init__(self, pieces: list[bytes], begins_with_space: bool, keep_newline: bool):
+        """pieces: the text of each id. begins_with_space: whether the first piece of a line has a space to remove."""
+        self.keep_newline, self.line_end = keep_newline, len(pieces) if keep_newline else None
+        self.pieces, self.begins_with_space = [*pieces, *[b"\n"] * keep_newline], begins_with_space
+        self.size, self.known = len(self.pieces), {}  # the ids of units, as bytes
+        self.is_exact = not begins_with_space
+        self.know({"\n": [self.line_end] if keep_newline else []})
+
+    def know(self, ids: dict[str, list[int]]) -> None:
+        for unit, own in ids.items():
+            self.known[unit] = np.array(own, dtype=np.uint32).tobytes()
+            self.is_exact &= b"".join([self.pieces[index] for index in own]) == unit.encode("utf-8")
+
+    def learn(self, units: list[str]) -> None:
+        """Make the ids of units known."""
+        raise NotImplementedError
 
     def encode(self, data: bytes) -> np.ndarray:
         """UTF-8 -> ids [tokens]. Raises UnicodeDecodeError."""
-        first, *others = self.encode_lines(data.decode("utf-8").split("\n"))
-        end = [] if self.line_end is None else [self.line_end]
-        ids = itertools.chain(first, *(end + line for line in others))
-        return np.fromiter(ids, dtype=np.uint32)
+        units = self.unit.findall(data.decode("utf-8"))
+        self.learn(units)
+        return np.frombuffer(b"".join(map(self.known.__getitem__, units)), dtype=np.uint32)
 
     def decode(self, ids: np.ndarray) -> bytes:
-        """ids [tokens] -> UTF-8."""
-        if self.line_end is None:
-            return self.decode_line(ids).encode("utf-8")
-        lines = np.split(ids, np.flatnonzero(ids == self.line_end))
-        texts = [self.decode_line(line[line != self.line_end]) for line in lines]
-        return "\n".join(texts).encode("utf-8")
+        """ids [tokens] -> UTF-8, or parts of its characters."""
+        text = b"".join(map(self.pieces.__getitem__, ids.tolist()))
+        return LINE_SPACE.sub(b"", text) if self.begins_with_space else text
 
 
 class SentencePieceTokenizer(LineTokenizer):
@@ -81,13 +100,34 @@ class SentencePieceTokenizer(LineTokenizer):
     def __init__(self, model: bytes, keep_newline: bool):
         self.files = {MODEL: model}
         self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        super().__init__(self.processor.get_piece_size(), keep_newline)
+        signs = [self.processor.id_to_piece(index) for index in range(self.processor.get_piece_size())]
+        self.space = [self.processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode("utf-8")]
+        # No piece goes on after a word, so a line has the pieces of its words with the spaces before them. Unigram adds
+        # the scores of a line in float32, so its rounding depends on the line. Those of BPE are ranks.
+        by_word = all(map(WORD_PIECE.fullmatch, signs)) and self.processor.normalize("  a ") == f"{SPACE * 2}a{SPACE}"
+        by_word = by_word and all(self.processor.get_score(index).is_integer() for index in range(len(signs)))
+        self.unit = WORD if by_word else LINE
+        begins_with_space = self.processor.normalize("a").startswith(SPACE)
+        super().__init__([*map(self.text_of, range(len(signs)), signs)], begins_with_space, keep_newline)
 
-    def encode_lines(self, lines: list[str]) -> list[list[int]]:
-        return self.processor.encode(lines)
+    def text_of(self, index: int, sign: str) -> bytes:
+        """The text of a piece in the middle of a line. sign: as SentencePiece writes the piece."""
+        if self.processor.is_byte(index):
+            return bytes([int(sign[3:5], 16)])
+        if self.processor.is_control(index) or self.processor.is_unknown(index):
+            return self.processor.decode([index]).encode("utf-8")
+        return sign.replace(SPACE, " ").encode("utf-8")
 
-    def decode_line(self, ids: np.ndarray) -> str:
-        return self.processor.decode(ids.tolist())
+    def learn(self, units: list[str]) -> None:
+        new = list({*units} - self.known.keys())
+        if sum(map(len, self.known)) + sum(map(len, new)) > MOST_KNOWN:
+            self.known, new = {"\n": self.known["\n"]}, list({*units} - {"\n"})
+        found = dict(zip(new, self.processor.encode(new), strict=True))
+        for unit in new:
+            if SPACE in unit and all(map(self.processor.is_byte, self.space)):
+                first, *others = self.processor.encode(unit.split(SPACE))
+                found[unit] = [*first, *(token for part in others for token in (*self.space, *part))]
+        self.know(found)
 
     @classmethod
     def train(cls, text: Iterable[str], method: str, vocab_size: int | None, keep_newline: bool) -> LineTokenizer:
@@ -96,10 +136,18 @@ class SentencePieceTokenizer(LineTokenizer):
         vocab_size includes the line end if it is kept; None: DEFAULT_PIECES, or the most that the text allows. Raises
         InputError if vocab_size is too large for the text, or too small for its bytes and characters.
         """
-        model = io.BytesIO()
+        model, failed = io.BytesIO(), []
+
+        def lines() -> Iterator[str]:
+            try:
+                yield from text
+            except InputError as error:  # SentencePiece puts its own words around it
+                failed.append(error)
+                raise
+
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(text),
+                sentence_iterator=lines(),
                 model_writer=model,
                 vocab_size=(vocab_size or DEFAULT_PIECES) - keep_newline,
                 hard_vocab_limit=vocab_size is not None,
@@ -110,8 +158,12 @@ class SentencePieceTokenizer(LineTokenizer):
                 minloglevel=2,
             )
         except RuntimeError as error:
-            message, given = f"the pieces could not be learned from this text: {error}", f"data.vocab_size={vocab_size}"
-            if largest := re.search(r"value <= (\d+)", str(error)):
+            if failed:
+                raise failed[0] from None
+            message, given = f"the pieces could not be learned from this text: {error}", f"vocab_size={vocab_size}"
+            if "sentences_.empty" in str(error):
+                message = "the training text has nothing but line ends; give another one"
+            elif largest := re.search(r"value <= (\d+)", str(error)):
                 message = f"{given} is too large for this corpus: give at most {int(largest[1]) + keep_newline}"
             elif smallest := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
                 needed = int(smallest[1]) + keep_newline
@@ -123,19 +175,15 @@ class SentencePieceTokenizer(LineTokenizer):
 class WordTokenizer(LineTokenizer):
     """Words separated by white space, and in decoded text by single spaces. One outside the vocabulary is <unk>."""
 
-    kind = "words"
+    kind, unit = "words", re.compile(r"\n|\S+")
 
     def __init__(self, words: list[str], keep_newline: bool):
-        self.words, self.files = words, {WORDS: "\n".join(words).encode("utf-8")}
+        self.files = {WORDS: "\n".join(words).encode("utf-8")}
         self.ids = {word: index for index, word in enumerate(words)}
-        super().__init__(len(words), keep_newline)
+        super().__init__([b" " + word.encode("utf-8") for word in words], True, keep_newline)
 
-    def encode_lines(self, lines: list[str]) -> list[list[int]]:
-        unknown = self.ids[UNKNOWN]
-        return [[self.ids.get(word, unknown) for word in line.split()] for line in lines]
-
-    def decode_line(self, ids: np.ndarray) -> str:
-        return " ".join(self.words[index] for index in ids)
+    def learn(self, units: list[str]) -> None:
+        self.know({unit: [self.ids.get(unit, self.ids[UNKNOWN])] for unit in {*units} - {"\n"}})
 
     @classmethod
     def train(cls, text: Iterable[str], vocab_size: int | None, keep_newline: bool) -> "WordTokenizer":
@@ -198,6 +246,11 @@ class Vocabulary:
         self.line_end = int(self.ranks[tokenizer.line_end]) if tokenizer.keep_newline else None
         self.keeps_text = tokenizer.keep_newline and not lowercase
 
+    @classmethod
+    def unranked(cls, tokenizer, lowercase: bool) -> "Vocabulary":
+        """With the ids of the tokenizer."""
+        return cls(tokenizer, np.arange(tokenizer.size), lowercase)
+
     def encode(self, text: str | bytes) -> np.ndarray:
         """Text -> ids [tokens]. Raises InputError if bytes are not UTF-8, unless the tokens are bytes."""
         data = text.encode("utf-8") if isinstance(text, str) else text
@@ -210,6 +263,10 @@ class Vocabulary:
     def decode(self, ids: np.ndarray) -> bytes:
         """ids [tokens] -> text, as bytes."""
         return self.tokenizer.decode(self.tokenizer_ids[ids])
+
+    def pieces(self) -> list[bytes]:
+        """The text of each id [V] in the middle of a line."""
+        return [self.tokenizer.pieces[index] for index in self.tokenizer_ids]
 
     def save(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)

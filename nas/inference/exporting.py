@@ -1,6 +1,7 @@
 """Write a folder with everything that another person needs to use a trained model, and nothing that runs code."""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -44,7 +45,9 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
     if is_int8:
         corpus = Corpus(prepare(model.config.data))
         check_text(run, data_digests(corpus.meta))
-    out.mkdir(parents=True, exist_ok=True)
+    final, out = out, out.with_name(f"{out.name}.part")  # which a call that was stopped may have left
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
     model.tokenizer.save(out / VOCABULARY)
     if model.mixture:
         model.mixture.save(out / MIXTURE)
@@ -57,6 +60,8 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
     else:
         difference = write_graph(model, out)
         lines = [f"ONNX Runtime differs from PyTorch by at most {difference:.1g} nats for 1,000 random tokens"]
+    if is_int8:
+        print("evaluating float32 and int8 on valid", flush=True)
     if form == "par-int8":
         for name, own in (("float32", model), ("int8", load_model(out, "cpu"))):
             compared.append(f"{name}: {bits_on_valid(own, corpus):.4f} bits per byte on valid")
@@ -75,6 +80,7 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     records = read_yaml(run / RESULTS), read_yaml(run / PROVENANCE)
     write_text(out / CARD, model_card(model, *records, form, compared, size))
+    out.replace(final)
     return lines + compared
 
 

@@ -1,6 +1,6 @@
 """Continue a text token by token, by draws from the predicted distribution."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from nas.training.device import Runtime
 class Sampling:
     """How the next token is drawn. They apply in the order of the arguments. Raises InputError if one is out of range.
 
-    top_p: nucleus sampling (arXiv 1904.09751, section 3.1). None: from all tokens.
+    top_p: nucleus sampling (arXiv 1904.09751, section 3.1). top_k of None or 0, and top_p of None or 1: all tokens.
     """
 
     temperature: float = 1.0  # divides the log-probabilities; 0: always the most probable token
@@ -29,29 +29,33 @@ class Sampling:
     def __post_init__(self):
         if not 0 <= self.temperature < float("inf"):
             raise InputError(f"temperature {self.temperature} must be 0 or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise InputError(f"top-k {self.top_k} must be at least 1")
+        if self.top_k is not None and self.top_k < 0:
+            raise InputError(f"top-k {self.top_k} must be at least 1, or 0 for all tokens")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InputError(f"top-p {self.top_p} must be above 0 and at most 1")
 
     def probabilities(self, log_p: Tensor) -> Tensor:
         """The distribution [B, V] from which a token is drawn, in float64 unless it is the model's own, exp(log_p)."""
-        if self == Sampling():
+        if self.temperature == 1 and self.keeps_all:
             return log_p.exp()
         log_p = log_p.double()
         if self.temperature == 0:
             return torch.zeros_like(log_p).scatter_(1, log_p.argmax(dim=1, keepdim=True), 1.0)
         scaled = (log_p - log_p.amax(dim=1, keepdim=True)) / self.temperature  # at most 0: no temperature is too low
         p = scaled.softmax(dim=1)
-        return p if self.top_k is None and self.top_p is None else torch.stack([self.truncate(row) for row in p])
+        return p if self.keeps_all else torch.stack([self.truncate(row) for row in p])
+
+    @property
+    def keeps_all(self) -> bool:
+        return not self.top_k and self.top_p in (None, 1)
 
     def truncate(self, p: Tensor) -> Tensor:
         """A distribution [V] without the tokens that top_k and top_p leave out."""
         # Tokens below (1 - top_p) / V have less than 1 - top_p together, so the others need not be sorted with them.
-        least = 0.0 if self.top_k is not None else (1 - self.top_p) / len(p)
+        least = 0.0 if self.top_k else (1 - self.top_p) / len(p)
         places = (p >= least).nonzero()[:, 0]
         kept, order = p[places].sort(descending=True, stable=True)
-        if self.top_k is not None:
+        if self.top_k:
             kept = kept[: self.top_k] / kept[: self.top_k].sum()
         if self.top_p is not None:
             kept = kept[kept.cumsum(dim=0) - kept < self.top_p]  # by the mass of the more probable tokens
@@ -69,9 +73,6 @@ class Sampling:
         # The second one is the last possible token, which a rounded product could pass.
         drawn = [torch.searchsorted(sums, wanted, right=True), torch.searchsorted(sums, total)]
         return torch.minimum(*drawn)[:, 0]
-
-
-INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # how a tokenizer decodes the first bytes of a character
 
 
 class Predictor:
@@ -126,46 +127,50 @@ class Predictor:
             stream.read(token[None], state)
 
 
-def generate_tokens(predictor: Predictor, sampling: Sampling, generator: torch.Generator) -> Iterator[list[int]]:
-    """Yield the next token of each sample without end."""
+def generate_tokens(predictor: Predictor, sampling: Sampling, generator: torch.Generator, first: Tensor) -> Iterator:
+    """Yield the next token of each sample without end, as lists. first [V]: whether a token may be the first one."""
+    log_p = predictor.predict().cpu().where(first, -torch.inf)
     while True:
-        tokens = sampling.draw(predictor.predict(), generator)  # [samples]
+        tokens = sampling.draw(log_p, generator)  # [samples]
         yield tokens.tolist()
         predictor.read(tokens)
+        log_p = predictor.predict()
 
 
 class TextWriter:
-    """Turns tokens into text one by one.
+    """Turns the tokens of a sample into text one by one, until it is_done.
 
-    A tokenizer may join the tokens of a line, with spaces between words for example. So the writer decodes the present
-    line anew for each token, and returns what has been added to it. prompt: the tokens before the first one.
+    prompt: the tokens before the first one. begun: the spaces with which the first one begins, which are not written.
+    stops: the text ends before the first of them. lines: it ends after so many lines; 0: no limit.
     """
 
-    def __init__(self, vocabulary: Vocabulary, prompt: np.ndarray):
-        ends = np.flatnonzero(prompt == vocabulary.line_end)
-        self.vocabulary, self.line = vocabulary, prompt[ends[-1] + 1 if len(ends) else 0 :].tolist()
-        self.written = self.decode()  # of the line
-
-    def decode(self) -> bytes:
-        return self.vocabulary.decode(np.array(self.line, dtype=np.int64))
+    def __init__(
+        self, vocabulary: Vocabulary, prompt: np.ndarray, stops: Sequence[str] = (), lines: int = 0, begun: bytes = b""
+    ):
+        self.pieces, self.line_end, self.lines = vocabulary.pieces(), vocabulary.line_end, lines
+        self.stops = [stop.encode("utf-8", "surrogateescape") for stop in stops]
+        self.begins_with_space, self.is_done, self.begun = vocabulary.tokenizer.begins_with_space, False, begun
+        self.at_start = not len(prompt) or prompt[-1] == self.line_end
+        self.text, self.sent = bytearray(), 0  # sent: bytes that write() has returned
 
     def write(self, token: int) -> bytes:
-        """The text that a token adds. Bytes of an incomplete character may wait for the next tokens."""
-        if token == self.vocabulary.line_end:
-            rest = self.rest()
-            self.line, self.written = [], b""
-            return rest + b"\n"
-        self.line.append(token)
-        complete = self.decode()
-        if self.vocabulary.kind == "sentencepiece":  # a token may be a single byte of a character
-            complete = complete.decode().rstrip(INCOMPLETE).encode()
-        return self.advance(complete)
+        """The text that a token adds. What may be the beginning of a stop waits for the next tokens."""
+        if self.is_done:
+            return b""
+        piece = self.pieces[token].removeprefix(b" " if self.at_start and self.begins_with_space else self.begun)
+        self.text += piece
+        self.begun, self.at_start = b"", token == self.line_end
+        ends = [self.text.find(stop, self.sent) for stop in self.stops]
+        if 0 < self.lines <= self.text.count(b"\n"):
+            ends.append(len(b"\n".join(self.text.split(b"\n")[: self.lines])))
+        if found := [end for end in ends if end >= 0]:
+            self.is_done, self.text = True, self.text[: min(found)]
+            return self.rest()
+        waiting = (size for stop in self.stops for size in range(1, len(stop)) if self.text.endswith(stop[:size]))
+        return self.rest(max(waiting, default=0))
 
-    def rest(self) -> bytes:
-        """The text that still waits."""
-        return self.advance(self.decode())
-
-    def advance(self, text: bytes) -> bytes:
-        """What a longer text of the line adds to the written text. A shorter one adds nothing."""
-        new, self.written = text[len(self.written) :], max(self.written, text, key=len)
+    def rest(self, waiting: int = 0) -> bytes:
+        """The text that has not been returned, without the last bytes that wait."""
+        new = bytes(self.text[self.sent : len(self.text) - waiting])
+        self.sent += len(new)
         return new

@@ -66,20 +66,18 @@ class Harness:
         results, generator = [], torch.Generator().manual_seed(0)
         for context, options in (request.args for request in requests):
             sampling, stops, count = generation_options(options)
-            ids, text = self.encode(context).astype(np.int64), ""
-            writer, written = TextWriter(self.vocabulary, ids), b""
+            ids = self.encode(context).astype(np.int64)
+            writer, written = TextWriter(self.vocabulary, ids, stops), b""
             self.reader.restart()
             for start in range(0, len(ids), self.reader.segment):
                 log_p = self.reader.read(ids[None, start : start + self.reader.segment])
             for _ in range(count):
                 (token,) = sampling.draw(torch.from_numpy(log_p[:, -1]), generator).tolist()
                 written += writer.write(token)
-                text = written.decode(errors="replace")
-                if any(stop in text for stop in stops):
+                if writer.is_done:
                     break
                 log_p = self.reader.read(np.array([[token]]))
-            ends = [text.find(stop) for stop in stops if stop in text]
-            results.append(text[: min(ends, default=len(text))])
+            results.append((written + writer.rest()).decode(errors="replace"))
         return results
 
 

@@ -2,12 +2,13 @@
 
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from models.transformer_xl import TransformerXL
 from nas.core.config import Config
@@ -54,7 +55,7 @@ class Score:
 
     def quality(self) -> list[str]:
         about = self.metrics
-        words = "no comparable word perplexity: the tokens do not keep the words"
+        words = "no comparable word perplexity: the tokens do not keep the words, or the text has none"
         if about["word_perplexity_comparable"]:
             words = f"word perplexity {about['word_perplexity']:.4f}, {about['words']} words and line ends"
         compared = "" if about["bits_per_byte_comparable"] else " (not comparable: the tokens do not keep the text)"
@@ -83,28 +84,41 @@ class LanguageModel:
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int | None = None,
+        stop: Sequence[str] = (),
+        lines: int = 0,
     ) -> str:
         """Continue a prompt by a number of tokens. Returns the new text.
 
         An empty prompt is a line end. Bytes that are no UTF-8 are replaced. temperature, top_k, top_p: see
-        nas.inference.generation.Sampling. seed: repeats the text; None: another text in each call. Raises InputError if
-        an argument is out of range, or the prompt has no tokens.
+        nas.inference.generation.Sampling. seed: repeats the text; None: another text in each call. stop: texts before
+        which the new text ends. lines: it ends after so many lines; 0: no limit. Raises InputError if an argument is
+        out of range, or the prompt has no tokens.
         """
-        pieces = self.stream(prompt, tokens, Sampling(temperature, top_k, top_p), seed)
+        pieces = self.stream(prompt, tokens, Sampling(temperature, top_k, top_p), seed, stop=stop, lines=lines)
         return b"".join(piece for (piece,) in pieces).decode("utf-8", errors="replace")
 
     def stream(
-        self, prompt: str | bytes, tokens: int, sampling: Sampling, seed: int | None = None, samples: int = 1
+        self,
+        prompt: str | bytes,
+        tokens: int,
+        sampling: Sampling,
+        seed: int | None = None,
+        samples: int = 1,
+        stop: Sequence[str] = (),
+        lines: int = 0,
     ) -> Iterator[list[bytes]]:
         """Yield the new text of each sample after each token. A piece may be empty, see TextWriter.
 
-        Raises InputError at once if an argument is out of range, or the prompt has no tokens.
+        In training no space stands alone before a word. So after a prompt that ends in spaces, the first token has
+        them, too. Raises InputError at once if an argument is out of range, or the prompt has no tokens.
         """
-        if tokens < 0 or samples < 1:
-            raise InputError(f"{tokens} tokens of {samples} samples: give at least 0 tokens and 1 sample")
+        if tokens < 0 or samples < 1 or lines < 0:
+            raise InputError(f"{tokens} tokens of {samples} samples, {lines} lines: give 0, 1 and 0 or more")
         if seed is not None and not 0 <= seed < 2**63:
             raise InputError(f"seed {seed} must be from 0 to 2**63 - 1")
-        if not len(ids := self.tokenizer.encode(prompt)):
+        data = prompt.encode("utf-8", "surrogateescape") if isinstance(prompt, str) else prompt
+        begun, may_begin = self.begun_token(data)
+        if not len(ids := self.tokenizer.encode(data.removesuffix(begun))):
             if self.config.model.grid:
                 raise InputError("a model of images cannot begin after a line end; give the first bytes of an image")
             if self.tokenizer.line_end is None:
@@ -112,16 +126,34 @@ class LanguageModel:
             ids = np.array([self.tokenizer.line_end])
         generator = torch.Generator()
         generator.seed() if seed is None else generator.manual_seed(seed)
-        writers = [TextWriter(self.tokenizer, ids) for _ in range(samples)]
+        writers = [TextWriter(self.tokenizer, ids, stop, lines, begun) for _ in range(samples)]
         predictor = Predictor(self.module, self.mixture, self.runtime, evaluation_lengths(self.config), ids, samples)
-        drawn = generate_tokens(predictor, sampling, generator)
+        drawn = generate_tokens(predictor, sampling, generator, may_begin)
 
         def pieces() -> Iterator[list[bytes]]:
             for chosen in itertools.islice(drawn, tokens):
                 yield [writer.write(token) for writer, token in zip(writers, chosen, strict=True)]
+                if all(writer.is_done for writer in writers):
+                    return
             yield [writer.rest() for writer in writers]
 
         return pieces()
+
+    def begun_token(self, prompt: bytes) -> tuple[bytes, Tensor]:
+        """The spaces at the end of a prompt that belong to the next token, and which tokens [V] begin with them."""
+        pieces = self.tokenizer.pieces() if self.tokenizer.kind == "sentencepiece" else []
+        for begun in (b" " * size for size in range(len(prompt) - len(prompt.rstrip(b" ")), 0, -1)):
+            fits = [piece.startswith(begun) and piece.strip() != b"" for piece in pieces]
+            if any(fits):
+                return begun, torch.tensor(fits)
+        return b"", torch.ones(self.tokenizer.size, dtype=torch.bool)
+
+    def unknown_words(self, text: bytes) -> list[str]:
+        """The words of a text that a vocabulary of words reads as <unk>, each once."""
+        if self.tokenizer.kind != "words":
+            return []
+        words = dict.fromkeys(split_words(text.lower() if self.tokenizer.lowercase else text))
+        return [word for word in words if word not in self.tokenizer.tokenizer.ids]
 
     def read_network(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """What read_text() returns for a stream; empty for a single token. None without a network."""

@@ -17,6 +17,7 @@ from scipy.special import entr
 
 from models.operations.registry import OPERATIONS
 from nas.comparison.results import NetworkResult, choose_metric, mean_and_standard_error
+from nas.core.files import atomic_write
 from nas.core.outcome import TIED_MARGIN
 from nas.core.pattern import abbreviate, unit_of
 
@@ -49,7 +50,8 @@ def tidy(axes) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, dpi=130, facecolor="white")
+    with atomic_write(path) as file:
+        figure.savefig(file, dpi=130, facecolor="white", format=path.suffix[1:])
     plt.close(figure)
 
 
@@ -108,14 +110,14 @@ SHOWN = 2.5  # networks without trials are shown up to this many times the dista
 def networks_figure(choice: dict, trained: list[tuple[str, float, float]], path: Path) -> None:
     """Draw the predicted losses of networks over their costs, the trials, the budget, the reference and the choice.
 
-    Without a trained network, losses are relative to that of the chosen one. Otherwise they become word perplexities,
-    such that the chosen network has that of the best trained one.
-    choice: the content of choice.yaml. trained: name, cost in the unit of choice, and word perplexity on valid.
+    Without a trained network, losses are relative to that of the chosen one. Otherwise they are in bits per byte, such
+    that the chosen network has that of the best trained one.
+    choice: the content of choice.yaml. trained: name, cost in the unit of choice, and bits per byte on valid.
     """
-    anchor = min((words for _, _, words in trained), default=None)
+    anchor = min((bits for _, _, bits in trained), default=None)
 
-    def quality(behind: float) -> float:  # the logarithm of the word perplexity is proportional to the loss
-        return anchor ** (1 + behind) if anchor else 100 * behind
+    def quality(behind: float) -> float:
+        return anchor * (1 + behind) if anchor else 100 * behind
 
     networks, tried = choice["networks"], {one["name"] for one in choice["trials"]}
     sizes = sorted({one["vocab_size"] for one in networks})
@@ -140,18 +142,18 @@ def networks_figure(choice: dict, trained: list[tuple[str, float, float]], path:
             style = {"marker": marker, "markersize": 11, "markerfacecolor": "none", "linestyle": "", "color": colour}
             label = f"{title}: {one['vocab_size']:,}, width {one['d_model']}, {abbreviate(one['blocks'])}"
             handles += axes.plot(one["cost"], quality(one["behind"]), label=label, zorder=4, **style)
-    for index, (name, cost, words) in enumerate(trained):
+    for index, (name, cost, bits) in enumerate(trained):
         style = {"marker": "D", "linestyle": "", "color": NAVY if index else RED, "zorder": 5}
-        handles += axes.plot(cost, words, label=name, **style)
+        handles += axes.plot(cost, bits, label=name, **style)
     budget = choice["budget"] * choice["reference_cost"]
     axes.axvline(budget, color=GREY, linewidth=1, linestyle="--", zorder=0)
-    words = "word perplexity on valid" + " (circles: predicted)" * bool(tried)
-    label = words if anchor else "predicted loss behind that of the chosen network (%)"
+    bits = "bits per byte on valid" + " (circles: predicted)" * bool(tried)
+    label = bits if anchor else "predicted loss behind that of the chosen network (%)"
     ends = [*costs, budget, *(cost for _, cost, _ in trained)]
     axes.set(xlabel=choice["unit"], ylabel=label, xlim=(0.95 * min(ends), 1.05 * max(ends)))
     behind = max(one["behind"] for one in networks if choice["reference"].items() <= one.items())
     worst = max((quality(one["behind"]) for one in networks if one["name"] in tried), default=0.0)
-    top = 1.02 * max(quality(SHOWN * behind), worst, *(words for _, _, words in trained), 0.0)
+    top = 1.02 * max(quality(SHOWN * behind), worst, *(bits for _, _, bits in trained), 0.0)
     if behind > 0 and top < axes.get_ylim()[1]:  # the other networks would lie on each other
         axes.set_ylim(top=top)
     figure.legend(handles=handles, frameon=False, fontsize=8, loc="outside upper center", ncols=3)
@@ -274,7 +276,8 @@ def animate(history: list[dict], path: Path) -> int:
         frames.append(picture.pixels())
     plt.close(picture.figure)
     durations = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
-    imageio.imwrite(path, np.stack(frames), extension=".gif", duration=durations, loop=0)
+    with atomic_write(path) as file:
+        imageio.imwrite(file, np.stack(frames), extension=".gif", duration=durations, loop=0)
     return len(frames)
 
 

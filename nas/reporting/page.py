@@ -165,9 +165,9 @@ def trained_networks(runs: list[Path], reference_cost: float) -> list[tuple[str,
         cost = found["latency"]["ms_per_1000_bytes"]
         if run.name in (run_folder.FOUND, run_folder.USUAL) and summary.exists():
             cost = read_yaml(summary)[run.name]["time_ratio_to_reference"] * reference_cost
-        if found["network"]["valid"]["word_perplexity_comparable"]:
+        if found["network"]:
             name = f"{run.name}: {abbreviate(found['pattern'])}"
-            trained.append((name, cost, found["network"]["valid"]["word_perplexity"]))
+            trained.append((name, cost, found["network"]["valid"]["bits_per_byte"]))
     return trained
 
 

@@ -38,6 +38,7 @@ OTHER, OTHER_TEXT = 0.01, 0.004  # standard deviations of the effect of 1 + anot
 OWN = 0.006  # standard deviation of what a network, and a pair of sizes, have beyond the terms at any time; relative
 NOISE = 0.004  # standard deviation of a loss, relative
 NO_BLOCKS = 0.5  # instead of 0 blocks, for the logarithm
+LEAST_LOSS = 1e-6  # bits per byte; a smaller loss has no logarithm to compare
 DRAWS = 1000  # for the probability of being the best
 
 
@@ -129,7 +130,7 @@ class Surrogate:
         self.spread = np.concatenate([spreads, [OTHER] * len(self.names), [OTHER_TEXT] * len(self.names)])
         self.known = self.inputs([point.network for point in points], [point.share for point in points])
         self.factor = cho_factor(self.covariance(self.known, self.known) + NOISE**2 * np.eye(len(points)))
-        self.logs = np.log([point.loss for point in points])
+        self.logs = np.log([max(point.loss, LEAST_LOSS) for point in points])
 
     def inputs(self, networks: Sequence[Network], share: Sequence[float] | float = 1.0) -> Inputs:
         """share: of a training."""

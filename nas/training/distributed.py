@@ -19,7 +19,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from nas.core.errors import InputError, Interrupted, RunError, local_rank, rank, world_size
 
-TIMEOUT = timedelta(minutes=30)  # one rank may prepare a text or measure latencies while the others wait
+TIMEOUT = timedelta(hours=2)  # one rank may prepare a text or measure latencies while the others wait
 LOST_CONTACT = ("gloo", "NCCL", "Connection closed by peer", "Connection reset", "Broken pipe", "Timed out waiting")
 
 Result = TypeVar("Result")

@@ -23,6 +23,8 @@ from nas.training import distributed
 from nas.training.build import image_size
 from nas.training.device import Runtime
 
+LONGEST_WORD = 24  # bytes of a word and the space after it, on average
+
 
 def total_nll(model: nn.Module, tokens: np.ndarray, *lengths, **more) -> tuple[float, int]:
     """The summed nll of tokens[1:] in nats, and their number, on all ranks. Arguments as those of read_stream()."""
@@ -138,16 +140,18 @@ def reading_lengths(config: Config, blocks) -> tuple[int, int, int, int | None, 
 
 def text_metrics(total: float, counted: int, original: dict) -> dict:
     """The metrics of a text with a summed nll in nats. original: the numbers of its `words` and `bytes`, and whether
-    the tokens keep its words (`words_kept`) and itself (`lossless`).
+    the tokens keep its words (`words_kept`) and itself (`lossless`). Text without spaces, such as Chinese or DNA, has
+    no words to compare.
     """
+    words = max(original["words"], 1)
     return {
         "nll": total,
         "tokens": counted,
         "nll_per_token": total / counted,
         "perplexity": perplexity(total / counted),
         "words": original["words"],
-        "word_perplexity": perplexity(total / original["words"]),
-        "word_perplexity_comparable": original["words_kept"],
+        "word_perplexity": perplexity(total / words),
+        "word_perplexity_comparable": original["words_kept"] and original["bytes"] <= LONGEST_WORD * original["words"],
         "bytes": original["bytes"],
         "bits_per_byte": total / math.log(2) / original["bytes"],
         "bits_per_byte_comparable": original["lossless"],

@@ -139,7 +139,9 @@ def resolve_auto(config: Config, corpus: Corpus) -> Config:
     target, number = config.search.size.target, 4 if config.search.size.weights == "float32" else 1
     large = target and number * model.d_model * (2 * corpus.vocab_size + sum(rows)) > TABLES_SHARE * target
     known = {"model.tie_embeddings": bool(large) and model.div_value == 1, "model.ngram_rows": [] if large else rows}
-    if model.cutoffs == "auto":
+    if model.cutoffs == "auto" and corpus.vocab_size < CLUSTERS:
+        known["model.cutoffs"] = []
+    elif model.cutoffs == "auto":
         cost = LayerCost(model.d_model, model.div_value, train.batch_size * train.segment)
         known["model.cutoffs"] = optimal_cutoffs(corpus.counts(), CLUSTERS, cost)
     resolved = known_values(config, known)

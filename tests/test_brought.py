@@ -1,0 +1,302 @@
+"""What people bring: names, texts, caches, prompts and terminals that are unlike those of the authors."""
+
+import fcntl
+import json
+import multiprocessing
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+
+from nas.core.config import DataOptions
+from nas.core.config_loading import load_config
+from nas.core.errors import InputError
+from nas.core.files import read_yaml
+from nas.core.run_folder import TRIALS, RunFolder
+from nas.data import corpus
+from nas.data.corpus import Corpus, prepare
+from nas.data.vocabulary import SentencePieceTokenizer
+from nas.inference import exporting
+from nas.reporting import figures
+from nas.search.space import make_network
+from nas.search.surrogate import Point, Surrogate
+from nas.training.evaluation import text_metrics
+from nas.training.passes import resolve_auto
+from tests.conftest import made_up_text
+from tests.processes import ROOT, refuse, succeed
+
+NAMES = (
+    "2024_10",
+    "007",
+    "12:30",
+    "no",
+    "1e3",
+    "null",
+    "~name",
+    "Book #1",
+    "[a",
+    "{b",
+    "%c",
+    "&d",
+    "*e",
+    "!f",
+    "@g",
+    "${h}",
+)
+NAMES += "${h}", "???", "a: b", "- x", '"q"', "it's", "naïve", "a,b", "0x1F", "1_000.5"
+
+
+@pytest.mark.parametrize("ending", ["", ".txt"])
+def test_a_text_may_have_any_name(ending, small_yaml, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in NAMES:
+        assert load_config(small_yaml, [f"data.source={name}{ending}"]).data.source == f"{name}{ending}"
+    (tmp_path / f"Book #1{ending}").write_text(made_up_text(200, 1))
+    (tmp_path / "Book").write_text(made_up_text(200, 2))
+    printed = succeed(
+        "prepare", small_yaml, f"data.source=Book #1{ending}", f"data.cache={tmp_path / 'c'}", cwd=tmp_path
+    )
+    assert f"{len((tmp_path / f'Book #1{ending}').read_bytes()) * 9 // 10 // 1000},"[:2] in printed
+    facts = read_yaml(Path(printed.splitlines()[1].split(" (")[0]) / "meta.yaml")["splits"]
+    assert sum(one["bytes"] for one in facts.values()) == len(made_up_text(200, 1).encode())
+
+
+WORDS = "the old man sees the river "
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ((WORDS * 3000 + "\n").encode(), {"train": b"e ", "valid": b" ", "test": b"\n"}),  # one line
+        (("日本語の文字列です。" * 4000).encode(), {}),  # no spaces
+        ("".join(f"{WORDS}\0日本語\n" for _ in range(500)).encode(), {"train": b"\n", "valid": b"\n"}),
+        (b"a\n" + b"b" * 30_000 + b"\n" + b"c" * 10, {}),
+        (b"\r".join([WORDS.encode()] * 2000), {}),  # line ends of old Macintoshes
+    ],
+)
+def test_a_text_is_split_where_it_can_be(text, parts, tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(text)
+    found = Corpus(prepare(DataOptions(source=str(path), cache=str(tmp_path / "c"), tokenizer="bpe", vocab_size=None)))
+    read = {split: found.vocabulary.decode(found.tokens(split)) for split in ("train", "valid", "test")}
+    assert b"".join(read.values()) == text and all(facts["lossless"] for facts in found.meta["splits"].values())
+    for split, share in (("train", 0.9), ("valid", 0.05), ("test", 0.05)):
+        assert len(read[split]) == pytest.approx(share * len(text), abs=0.03 * len(text))
+        assert read[split].decode().encode().endswith(parts.get(split, b""))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ((WORDS * 3000).encode("utf-16-le"), "has many zero bytes, like UTF-16; convert it"),
+        ((WORDS * 3000).encode("utf-16"), r"not UTF-8 text \(byte 0 of the train split\); .*iconv -f UTF-16 -t UTF-8"),
+        ((WORDS * 3000).encode("utf-32-be"), "has many zero bytes"),
+        (
+            (WORDS * 20).encode() + b"caf\xe9 " + (WORDS * 3000).encode(),
+            r"error: [^:]*not UTF-8 text \(byte 543 of the t",
+        ),
+        (b"\n" * 5000, "has nothing but line ends"),
+        (b"ab", "too short to split 90/5/5"),
+    ],
+)
+def test_what_is_no_text_is_named(text, message, small_yaml, tmp_path):
+    path = tmp_path / "text"
+    path.write_bytes(text)
+    options = f"data.source={path}", f"data.cache={tmp_path / 'c'}", "data.tokenizer=bpe", "data.vocab_size=400"
+    assert re.search(message, refuse("prepare", small_yaml, *options))
+
+
+@pytest.mark.parametrize("method", ["bpe", "unigram"])
+def test_words_have_the_ids_that_sentencepiece_gives_to_their_line(method):
+    source, parts = (
+        random.Random(1),
+        ["a", "b", " ", "  ", "\t", "ä", "日", "\u00a0", "<unk>", "\u0301", "<0x0A>", "x="],
+    )
+    junk = [
+        "".join(source.choices([*parts, "\u2047", "\0", "\r", "\u2028"], k=source.randint(0, 30))) for _ in range(2000)
+    ]
+    lines = [*made_up_text(300).split("\n"), *Path(__file__).read_text().split("\n"), *junk]
+    tokenizer = SentencePieceTokenizer.train(lines[:-1000], method, 700, True)
+    expected = [[*tokenizer.processor.encode(line), tokenizer.line_end] for line in lines]
+    text = "\n".join([*lines, ""]).encode()
+    assert tokenizer.encode(text).tolist() == [token for line in expected for token in line]
+    marked = text.replace(b"<unk>", "a\u2581 \u2581b".encode())  # SentencePiece's own sign for a space
+    assert tokenizer.decode(tokenizer.encode(marked)) == marked and tokenizer.is_exact
+
+
+def test_a_cache_serves_several_people(tmp_path, text_folder):
+    """The text that one account has prepared is read by another one, which cannot write."""
+    tmp_path.chmod(0o755)
+    options = DataOptions(source=str(text_folder), cache=str(tmp_path / "cache"), tokenizer="bytes")
+    before = os.umask(0o027)
+    try:
+        folder = prepare(options)
+    finally:
+        os.umask(before)
+    assert (folder.stat().st_mode | (folder / "train.bin").stat().st_mode) & 0o777 == 0o750
+    for path in (tmp_path / "cache", *(tmp_path / "cache").rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+    def other_account() -> None:
+        if os.getuid() == 0:
+            os.setuid(65534)
+        for path in text_folder.iterdir():
+            path.read_bytes()
+        assert prepare(options) == folder and len(Corpus(folder).tokens("train")) > 1000
+        with pytest.raises(InputError, match=r"data\.cache=.*cache cannot be written: Permission denied; give another"):
+            prepare(DataOptions(source=str(text_folder), cache=options.cache, tokenizer="words"))
+
+    for path in (text_folder, *text_folder.parents):
+        if path.stat().st_uid == os.getuid() and path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o055)
+    process = multiprocessing.get_context("fork").Process(target=other_account)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def test_waiting_for_a_cache_and_a_cache_without_locks_are_told(tmp_path, text_folder, monkeypatch):
+    options, told = DataOptions(source=str(text_folder), cache=str(tmp_path), tokenizer="bytes"), []
+    lock = os.open(tmp_path / ".lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    thread = threading.Thread(target=prepare, args=(options, told.append))
+    thread.start()
+    while not told:
+        thread.join(0.01)
+    assert told == [f"waiting for another process that prepares a text in {tmp_path}"] and not list(tmp_path.glob("t*"))
+    os.close(lock)
+    thread.join()
+
+    def refuse_locks(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse_locks)
+    folder = prepare(DataOptions(source=str(text_folder), cache=str(tmp_path), tokenizer="words"), told.append)
+    assert any("has no locks (No locks available)" in line for line in told) and len(Corpus(folder).tokens("test"))
+
+
+def test_a_preparation_that_is_killed_keeps_its_finished_splits(tmp_path, text_folder, monkeypatch):
+    encode, splits = corpus.encode_split, []
+    options = DataOptions(source=str(text_folder), cache=str(tmp_path / "a"), tokenizer="bpe", vocab_size=310)
+
+    def encode_split(path, *more):
+        splits.append(path.stem)
+        if splits == ["train", "valid"]:
+            raise KeyboardInterrupt
+        return encode(path, *more)
+
+    monkeypatch.setattr(corpus, "encode_split", encode_split)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(options)
+    folder = prepare(options)
+    assert splits == ["train", "valid", "valid", "test"]
+    monkeypatch.undo()
+    whole = prepare(DataOptions(source=str(text_folder), cache=str(tmp_path / "b"), tokenizer="bpe", vocab_size=310))
+    for file in (file for file in whole.rglob("*") if file.is_file()):
+        assert file.read_bytes() == (folder / file.relative_to(whole)).read_bytes(), file
+    assert len([*folder.rglob("*")]) == len([*whole.rglob("*")])
+
+
+def in_ascii(name: str, *arguments, **more) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", f"nas.{name}", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, cwd=ROOT, env=environment, check=True, **more)
+
+
+def test_terminals_and_line_ends_of_other_kinds_stop_no_command(trained, tmp_path):
+    text = tmp_path / "naïve.txt"
+    text.write_text("my sister sees the naïve king\u2028the old man 好\n\u2581 of the\r\n")
+    assert b"na\\xefve king\\u2028the" in in_ascii("score", trained["sentencepiece"], text).stdout
+    lines = in_ascii("score", trained["sentencepiece"], text, "--per-token").stdout.splitlines()
+    tokens = "".join(json.loads(line)["token"] for line in lines).encode()
+    assert b"\\xe5" in tokens  # a byte of 好
+    assert re.sub(rb"\\x(..)", lambda byte: bytes([int(byte[1], 16)]), tokens) == text.read_bytes()
+    new = in_ascii("generate", trained["bytes"], "--prompt", "naïve 好", "--tokens", "40", "--seed", "1").stdout
+    assert new.startswith(b"na\\xefve \\u597d")
+
+
+def test_prompts_are_read_as_they_are(trained):
+    short = "--tokens", "1", "--temperature", "0"
+    for prompt in ("use --train.lr=3 here", "a --a.b= c", "path/--x.y=/z"):
+        assert succeed("generate", trained["sentencepiece"], "--prompt", prompt, *short).startswith(prompt)
+    wrong = refuse("generate", trained["sentencepiece"], "--prompt", "--train.lr=3", *short)
+    assert "write --prompt=VALUE if the value begins with a dash" in wrong
+    assert succeed("generate", trained["sentencepiece"], "--prompt=--train.lr=3", *short).startswith("--train.lr=3")
+    command = [sys.executable, "-m", "nas.generate", trained["words"], "-", *short, "--stop", "x", "--top-k", "0"]
+    done = subprocess.run(command, input=b"my sister unheard-of\n", capture_output=True, cwd=ROOT, check=True)
+    assert (
+        done.stdout.startswith(b"my sister unheard-of ") and b"does not know unheard-of, and reads <unk>" in done.stderr
+    )
+
+
+def test_text_without_words_has_bits_per_byte():
+    facts = {"words_kept": True, "lossless": True}
+    dna = text_metrics(2e5, 1000, facts | {"words": 100, "bytes": 6100})
+    assert not dna["word_perplexity_comparable"] and dna["bits_per_byte"] > 0
+    assert not text_metrics(2.0, 3, facts | {"words": 0, "bytes": 4})["word_perplexity_comparable"]
+    assert text_metrics(2e5, 1000, facts | {"words": 1000, "bytes": 6100})["word_perplexity_comparable"]
+
+
+def test_a_picture_is_whole_or_missing(tmp_path, monkeypatch):
+    def write_part(file, *_, **__):
+        file.write(b"GIF89a")
+        raise KeyboardInterrupt
+
+    lines = [{"step": step, "temperature": 1.0, "operations": ["a", "b"], "pi": [[0.5, 0.5]]} for step in range(3)]
+    for name, draw in (("imwrite", figures.animate), ("savefig", figures.final_pi)):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(imageio, "imwrite", write_part)
+            patch.setattr(figures.Figure, "savefig", lambda self, *given, **more: write_part(*given))
+            draw(lines, tmp_path / "picture.gif" if name == "imwrite" else tmp_path / "picture.png")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_command_that_began_a_search_is_recorded(small_config, tmp_path):
+    config = small_config()
+    facts = {"data_sha256": {}, "tokenizer_sha256": None, "vocab_size": 3}
+    for command in ("search.py", "search.py --resume", "search.py --resume again"):
+        run = RunFolder(tmp_path / TRIALS, config, "search")
+        run.start(config, facts | {"command": command})
+        os.close(run.lock)
+    RunFolder(tmp_path, config, "search").start(config, facts | {"command": "search.py --resume again"})
+    recorded = read_yaml(tmp_path / "provenance.yaml")
+    assert recorded["command"] == "search.py"
+    assert [one["command"] for one in recorded["resumed"]] == ["search.py --resume", "search.py --resume again"]
+
+
+def test_an_export_that_is_stopped_is_repeated(trained, tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(exporting, "model_card", stop)
+        exporting.export(trained["sentencepiece"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    exporting.export(trained["sentencepiece"], tmp_path / "out")
+    assert (tmp_path / "out" / "README.md").exists() and not list(tmp_path.glob("*.part"))
+
+
+def test_figures_go_where_they_are_sent(searched, tmp_path):
+    before = {path: path.stat().st_mtime_ns for path in searched.rglob("*")}
+    succeed("animate", searched, "--out", tmp_path / "other.gif")
+    assert {path: path.stat().st_mtime_ns for path in searched.rglob("*")} == before
+    assert {"other.gif", "pi.png", "pattern.png"} <= {path.name for path in tmp_path.iterdir()}
+    assert "there is no folder" in refuse("animate", searched, "--out", tmp_path / "missing" / "other.gif")
+
+
+def test_numbers_at_the_edge(small_config, memory_corpus):
+    networks = [make_network(100, 16, blocks) for blocks in (["attention"], ["dense"])]
+    surrogate = Surrogate([Point(networks[0], 1.0, 0.0)], networks, 64, np.array([4.6, 2.8, 0.0]))
+    assert np.isfinite(surrogate.predict(networks)).all()
+    tokens = np.arange(400) % 2
+    config = small_config("model.cutoffs=auto")
+    assert resolve_auto(config, memory_corpus(2, tokens, tokens)).model.cutoffs == []
+    with pytest.raises(InputError, match=r"temperature.end=1e-38 must be a number of at least 0.001"):
+        small_config("search.temperature.end=1e-38")
