@@ -134,8 +134,7 @@ def retrain(pattern_file: dict, config: Config, origin, run, runtime, arguments:
     from nas.core.run_folder import check_text, provenance
     from nas.data.corpus import Corpus, prepare
     from nas.data.vocabulary import VOCABULARY
-    from nas.retraining.phase import RetrainPhase
-    from nas.retraining.predictor import evaluate_best, evaluate_without_network
+    from nas.retraining.phase import RetrainPhase, evaluate_best, evaluate_without_network
     from nas.retraining.weights import continue_trial, set_weights
     from nas.training.build import build_fixed
     from nas.training.distributed import first_on_each_node
@@ -195,8 +194,7 @@ def train(phase, run, pattern_file: dict, until: int | None) -> tuple | None:
     """Train to the end. Returns the content of results.yaml and the new mixture, or None if the training stops earlier,
     at step `until`.
     """
-    from nas.retraining.phase import BEST
-    from nas.retraining.predictor import evaluate_best
+    from nas.retraining.phase import BEST, evaluate_best
     from nas.training.distributed import barrier, broadcast_from_main
     from nas.training.trainer import Trainer
 

@@ -23,7 +23,7 @@ from nas.costs.measurement import (
     timed_rounds,
 )
 from nas.data.corpus import Corpus, prepare
-from nas.retraining.predictor import valid_prediction
+from nas.retraining.phase import valid_prediction
 from nas.training.device import choose_runtime
 from tests.making import flops_of
 

@@ -10,8 +10,7 @@ from models.operations import sparse
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.run_folder import RunFolder, read_metrics
-from nas.retraining.phase import BEST
-from nas.retraining.predictor import evaluate_best
+from nas.retraining.phase import BEST, evaluate_best
 from nas.training.evaluation import evaluate_split, total_nll
 from nas.training.passes import auto_lines, passes_warning, resolve_auto, warmup_warning
 from nas.training.trainer import Trainer, load_checkpoint
