@@ -36,13 +36,9 @@ class Memories(NamedTuple):
         blocks = [{name: function(value) for name, value in state.items()} for state in self.blocks]
         return Memories(blocks, self.offset, None if self.last is None else function(self.last))
 
-    def split(self, parts: int) -> list["Memories"]:
-        """Split the batch rows into equal parts."""
-        return [self.map(lambda x, part=part: x.chunk(parts)[part]) for part in range(parts)]
-
     @staticmethod
     def join(parts: list["Memories"]) -> "Memories":
-        """The inverse of split()."""
+        """The memories of all rows, from those of parts of a batch."""
         if len(parts) == 1:
             return parts[0]
         others = [iter(part.tensors()) for part in parts[1:]]

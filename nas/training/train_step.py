@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -28,24 +28,27 @@ class Batch:
     beside: Tensor | None
     memories: Memories | None
 
+    def map(self, function: Callable) -> "Batch":
+        """The batch with function(tensor) in place of each tensor, those of the memories at last."""
+        own = (None if x is None else function(x) for x in (self.tokens, self.targets, self.beside))
+        return Batch(*own, self.memories and self.memories.map(function))
+
     def split(self, parts: int) -> list["Batch"]:
         """The rows in equal parts."""
         if parts == 1:
             return [self]
-        memories = [None] * parts if self.memories is None else self.memories.split(parts)
-        beside = [None] * parts if self.beside is None else self.beside.chunk(parts)
-        return list(map(Batch, self.tokens.chunk(parts), self.targets.chunk(parts), beside, memories))
+        return [self.map(lambda x, part=part: x.chunk(parts)[part]) for part in range(parts)]
 
     def tensors(self) -> list[Tensor]:
-        """All tensors, those of the memories at last."""
-        beside = [] if self.beside is None else [self.beside]
-        return [self.tokens, self.targets, *beside, *(self.memories.tensors() if self.memories else [])]
+        """All tensors, in the order of map()."""
+        found = []
+        self.map(found.append)
+        return found
 
     def shorten(self) -> "Batch":
         """Short segments without memories, SHORT_PARTS of each row (arXiv 2012.15832, section 3)."""
         length = self.tokens.shape[1] // SHORT_PARTS
-        beside = None if self.beside is None else self.beside.reshape(-1, length)
-        return Batch(self.tokens.reshape(-1, length), self.targets.reshape(-1, length), beside, None)
+        return replace(self, memories=None).map(lambda x: x.reshape(-1, length))
 
 
 class Stream:
@@ -142,10 +145,7 @@ class ReplayedStep:
 
     def capture(self, batch: Batch) -> tuple["torch.cuda.CUDAGraph", Batch, Tensor]:
         """A graph, the batch that it reads, and the nll that it writes. It writes the new memories over the old."""
-        memories = batch.memories and batch.memories.map(torch.clone)
-        beside = None if batch.beside is None else batch.beside.clone()
-        inputs = Batch(batch.tokens.clone(), batch.targets.clone(), beside, memories)
-        graph = torch.cuda.CUDAGraph()
+        inputs, graph = batch.map(torch.clone), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
             nll, memories = self.step(inputs)
             if inputs.memories:
