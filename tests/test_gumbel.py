@@ -11,7 +11,7 @@ import torch
 from models.operations.operation import BlockConfig, Segment
 from models.relative_attention import sinusoidal_encodings
 from nas.core.errors import InputError
-from nas.gumbel.gumbel_phase import gumbel, gumbel_like, set_mixture, set_path, straight_through
+from nas.gumbel.gumbel_phase import gumbel, gumbel_like, set_choices, straight_through
 from tests.making import generator, make_search, supernet_of
 from tests.reference import expected_loss
 
@@ -34,7 +34,7 @@ def test_noise_is_finite_at_the_ends_and_over_many_draws_of_float64():
 def test_frequencies_of_hard_samples_follow_pi():
     draws, source = 5_000, generator(1)
     paths = (straight_through(LOGITS, gumbel_like(LOGITS, source), 1.0)[0] for _ in range(draws))
-    counts = Counter(map(tuple, paths))
+    counts = Counter(tuple(itertools.chain(*path)) for path in paths)
     first, second = (draws**0.5 * LOGITS.softmax(dim=-1)).tolist()
     expected = {(i, j): first[i] * second[j] for i in range(3) for j in range(3)}
     chi_square = sum((counts[path] - count) ** 2 / count for path, count in expected.items())
@@ -57,7 +57,7 @@ def batch(length=6):
 
 
 def loss_along(supernet, path, gates=None):
-    set_path(supernet, path, gates)
+    set_choices(supernet, [[index] for index in path], gates)
     return supernet(*batch(), None, 4)[0].mean()
 
 
@@ -95,13 +95,13 @@ def test_a_path_runs_only_its_operations_and_equals_the_fixed_model():
         for name, candidate in zip(OPERATIONS, block.candidates, strict=True):
             assert all((p.grad is not None) == ((index, name) in ran) for p in candidate.parameters())
     one_hot = torch.tensor([[0.0, 1, 0], [1, 0, 0]], dtype=torch.float64)
-    set_mixture(supernet, one_hot)
+    set_choices(supernet, [[0, 1, 2]] * 2, one_hot)
     torch.testing.assert_close(supernet(*batch(), None, 4)[0].mean(), with_path)
 
 
 def test_memory_is_kept_with_every_operation():
     supernet = small_supernet()
-    set_path(supernet, [2, 1])
+    set_choices(supernet, [[2], [1]])
     _, memories = supernet(*batch(), None, 4)
     assert [state["memory"].shape for state in memories.blocks] == [(2, 4, 8), (2, 4, 8)]
 
@@ -115,8 +115,8 @@ def test_recomputation_changes_neither_the_mixture_nor_the_gates():
         supernet.recompute = recompute
         results = []
         for choose in (
-            lambda net=supernet: set_mixture(net, weights.softmax(dim=-1)),
-            lambda net=supernet: set_path(net, [0, 1], weights.diagonal()),
+            lambda net=supernet: set_choices(net, [[0, 1, 2]] * 2, weights.softmax(dim=-1)),
+            lambda net=supernet: set_choices(net, [[0], [1]], weights.diagonal()[:, None]),
         ):
             choose()
             loss = supernet(*batch(), None, 4)[0].mean()
@@ -237,7 +237,7 @@ def test_the_gradient_of_the_logits_is_that_of_the_loss_as_a_function_of_them(gu
     logits.update(sample)
     logits.generator.set_state(state)
     whole = logits.sample(1.0, learn=True)
-    for block, row in zip(phase.supernet.blocks, whole.split(1) if whole.ndim == 1 else whole, strict=True):
+    for block, row in zip(phase.supernet.blocks, whole, strict=True):
         block.choice = block.choice[0], row
     nll, _ = phase.supernet(batch.tokens, batch.targets, None, 8)
     (exact,) = torch.autograd.grad(nll.mean(), logits.values)

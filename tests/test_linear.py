@@ -8,7 +8,7 @@ import torch
 from models.operations.delta_net import LinearAttention, gated_delta
 from models.operations.operation import BlockConfig
 from models.transformer_xl import build_pattern
-from nas.gumbel.gumbel_phase import set_path
+from nas.gumbel.gumbel_phase import set_choices
 from nas.training.evaluation import count_memory_blocks
 from tests import reference
 from tests.making import flops_of, sized, supernet_of
@@ -63,7 +63,7 @@ def test_a_supernet_reads_the_memory_anew_and_trains_as_the_fixed_pattern_does()
     """With a memory of all previous positions. No gradient reaches what earlier segments wrote to the state."""
     torch.manual_seed(1)
     supernet = supernet_of(3, [LINEAR, "dense"], CONFIG, VOCAB).double()
-    set_path(supernet, [0, 1, 0])
+    set_choices(supernet, [[0], [1], [0]])
     fixed = build_pattern(sized([LINEAR, "dense", LINEAR]), CONFIG, VOCAB).double()
     chosen = [block.candidates[place] for block, place in zip(supernet.blocks, [0, 1, 0], strict=True)]
     assert count_memory_blocks(chosen) == 2  # no state, which would limit evaluation to one row

@@ -15,7 +15,7 @@ from models.relative_attention import sinusoidal_encodings
 from models.stream import Decoder
 from models.transformer_xl import build_pattern
 from nas.costs.flops import SOLVER
-from nas.gumbel.gumbel_phase import set_path
+from nas.gumbel.gumbel_phase import set_choices
 from tests import reference
 from tests.making import BLOCKS, flops_of, operation_of, sized, supernet_of
 
@@ -229,7 +229,7 @@ def test_an_operation_of_one_file_and_one_line_reads_tokens_in_every_use(monkeyp
         assert_close([-log_p.gather(1, target[:, None])[:, 0]], [whole[:, place + length - 1]])
 
     supernet = supernet_of(3, ["new", "dense"], config, 5).double().eval()
-    set_path(supernet, [0, 1, 0])
+    set_choices(supernet, [[0], [1], [0]])
     weights = model.state_dict()
     for name, parameter in supernet.named_parameters():
         own = name.replace("candidates.0", "operation").replace("candidates.1", "operation")

@@ -62,11 +62,13 @@ def relax(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
     return ((logits.log_softmax(dim=-1) + noise) / temperature).softmax(dim=-1)
 
 
-def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple[list[int], Tensor]:
-    """The sampled path, and gates [N] 1 + w_i - stop_gradient(w_i) of value 1, which pass gradients to the logits."""
+def straight_through(logits: Tensor, noise: Tensor, temperature: float) -> tuple[list[list[int]], Tensor]:
+    """The one sampled operation of each block, and gates [N, 1] 1 + w_i - stop_gradient(w_i) of value 1, which pass
+    gradients to the logits.
+    """
     weights = relax(logits, noise, temperature)  # [N, O]
-    path = weights.detach().argmax(dim=-1)  # [N]
-    chosen = weights.gather(1, path[:, None]).squeeze(1)  # [N]
+    path = weights.detach().argmax(dim=-1, keepdim=True)  # [N, 1]
+    chosen = weights.gather(1, path)  # [N, 1]
     return path.tolist(), 1 + (chosen - chosen.detach())
 
 
@@ -94,7 +96,7 @@ class StochasticBlock(nn.Module):
         return {}
 
     def forward(self, x: Tensor, state: State, segment: Segment) -> tuple[Tensor, State]:
-        chosen, weights = self.choice  # of set_mixture() or set_path()
+        chosen, weights = self.choice  # of set_choices()
         inputs = as_memory(x, segment.tokens, self.reads_tokens)
         state = state or {name: value[:, :0].detach() for name, value in inputs.items()}
         past = segment._replace(tokens=state.get("tokens"))
@@ -115,19 +117,15 @@ def build_supernet(config: Config, corpus: Corpus) -> TransformerXL:
     return TransformerXL(layers, block, corpus.vocab_size, **backbone_options(config, corpus.vocab_size))
 
 
-def set_mixture(supernet: TransformerXL, weights: Tensor) -> None:
-    """Make the next forward passes run all candidates, weighted by a relaxed sample [N, O]."""
+def set_choices(supernet: TransformerXL, choices: list[list[int]], weights: Tensor | None = None) -> None:
+    """Make the next forward passes run these operations of each block. weights: of their branches, a row for each
+    block; None: 1.
+    """
     for block in supernet.blocks:
         block.choice = None  # old rows would keep the weights' gradient on the stream of an earlier step
-    for block, row in zip(supernet.blocks, weights.to(supernet.embedding.weight.device), strict=True):
-        block.choice = list(range(len(row))), row
-
-
-def set_path(supernet: TransformerXL, path: list[int], gates: Tensor | None = None) -> None:
-    """Make the next forward passes run one operation per block. gates [N]: factors of the branches, with a gradient."""
-    rows = [None] * len(path) if gates is None else gates.to(supernet.embedding.weight.device).split(1)
-    for block, index, row in zip(supernet.blocks, path, rows, strict=True):
-        block.choice = [index], row
+    rows = [None] * len(choices) if weights is None else weights.to(supernet.embedding.weight.device)
+    for block, choice, row in zip(supernet.blocks, choices, rows, strict=True):
+        block.choice = choice, row
 
 
 class Schedule:
@@ -161,7 +159,9 @@ class Logits:
         self.hard, adam = self.options.sampling == "hard", self.options.optimizer
         self.optimizer = torch.optim.Adam([self.values], adam.lr, ADAM_BETAS, weight_decay=adam.weight_decay)
         self.generator = torch.Generator().manual_seed(config.seed ^ SAMPLING_SEED)
-        shape = self.values.shape[:1] if self.hard else self.values.shape
+        blocks, operations = self.values.shape
+        self.choices = [[*range(operations)]] * blocks  # those that the sample runs
+        shape = blocks, 1 if self.hard else operations
         # In one place, where a CUDA graph reads and writes it
         self.gates = torch.zeros(shape, device=supernet.embedding.weight.device)
         self.gates.grad = torch.zeros_like(self.gates)
@@ -177,11 +177,11 @@ class Logits:
     def sample(self, temperature: float, learn: bool) -> Tensor:
         """Draw a sample, and copy it to the gates, at which backward passes stop. learn: whether they get a gradient.
 
-        Returns the weights [N, O] or, in hard sampling, the gates [N], as a function of the logits.
+        Returns the weights [N, O] or, in hard sampling, the gates [N, 1], as a function of the logits.
         """
         noise = gumbel_like(self.values, self.generator)
         if self.hard:
-            self.sampled_path, sample = straight_through(self.values, noise, temperature)
+            self.choices, sample = straight_through(self.values, noise, temperature)
         else:
             sample = relax(self.values, noise, temperature)
         self.gates.requires_grad_(learn).data.copy_(sample.detach())
@@ -190,10 +190,7 @@ class Logits:
 
     def set_gates(self) -> None:
         """Make the SuperNet use the sample, before each forward pass."""
-        if self.hard:
-            set_path(self.supernet, self.sampled_path, self.gates)
-        else:
-            set_mixture(self.supernet, self.gates)
+        set_choices(self.supernet, self.choices, self.gates)
 
     def latency_term(self) -> Tensor:
         """weight * max(0, expected cost / cost of the reference - target), in nats. It is exact."""
@@ -210,9 +207,6 @@ class Logits:
             raise FloatingPointError("the gradient of the logits is not finite")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-
-    def replicated_state(self) -> dict[str, Tensor]:
-        return {"the logits": self.values, "the state of the sampling": self.generator.get_state()}
 
     def state_dict(self) -> dict:
         optimizer, generator = self.optimizer.state_dict(), self.generator.get_state()
@@ -266,7 +260,7 @@ class GumbelPhase(Phase):
     def evaluate(self, run: RunFolder, step: int) -> dict:
         """Metrics on valid of the argmax path, without noise."""
         path = self.logits.path
-        set_path(self.supernet, path)
+        set_choices(self.supernet, [[index] for index in path])
         chosen = [block.candidates[index] for block, index in zip(self.supernet.blocks, path, strict=True)]
         with self.train_weights.average.in_use():
             return evaluate_split(self.config, self.supernet, chosen, self.corpus, "valid", self.runtime)
@@ -295,7 +289,8 @@ class GumbelPhase(Phase):
         return [self.options.operations[index] for index in self.logits.path]
 
     def replicated_state(self) -> dict[str, Tensor]:
-        return self.logits.replicated_state() | super().replicated_state()
+        own = {"the logits": self.logits.values, "the state of the sampling": self.logits.generator.get_state()}
+        return own | super().replicated_state()
 
     def state_dict(self) -> dict:
         return super().state_dict() | {"heldout_nll": self.heldout_nll}
