@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 
 from nas.core.errors import InputError, run_command
-from nas.core.files import check_parent, read_yaml
+from nas.core.files import check_parent, read_jsonl, read_yaml
 from nas.core.outcome import read_pi
-from nas.core.run_folder import CONFIG, OUTCOME, read_metrics
+from nas.core.run_folder import CONFIG, METRICS, OUTCOME
 from nas.derivation.runs import current_pattern
 
 
@@ -54,7 +54,7 @@ def draw_curves(run: Path, folder: Path) -> list[Path]:
     """Draw learning curves. Returns the file in a list, which is empty if no metrics were logged."""
     from nas.reporting.figures import learning_curves
 
-    if metrics := read_metrics(run):
+    if metrics := read_jsonl(run / METRICS):
         learning_curves(metrics, folder / "learning_curves.png")
     return [folder / "learning_curves.png"] if metrics else []
 

@@ -8,8 +8,8 @@ import retrain
 from experiments.helpers import ArrayCorpus
 from models.operations import sparse
 from nas.core.errors import InputError
-from nas.core.files import write_yaml
-from nas.core.run_folder import RunFolder, read_metrics
+from nas.core.files import read_jsonl, write_yaml
+from nas.core.run_folder import METRICS, RunFolder
 from nas.retraining.phase import BEST, evaluate_best
 from nas.training.evaluation import evaluate_split, total_nll
 from nas.training.passes import auto_lines, passes_warning, resolve_auto, warmup_warning
@@ -92,7 +92,7 @@ def test_weights_are_chosen_on_valid_and_the_results_are_the_chosen_weights(smal
     Trainer(phase, run).fit()
     last = total_nll(phase.model, phase.corpus.tokens("valid"), 5, 8, 8, 1)[0]
     assert phase.evaluate(run, 12)["nll"] == pytest.approx(last, rel=1e-6)
-    valid = {line["step"]: line["nll"] for line in read_metrics(run.path) if line["split"] == "valid"}
+    valid = {line["step"]: line["nll"] for line in read_jsonl(run.path / METRICS) if line["split"] == "valid"}
     best = load_checkpoint(run.path / BEST, "model")
     assert valid.keys() == {4, 8, 12} and best["step"] == min(valid, key=valid.get)
     with torch.no_grad():

@@ -201,10 +201,6 @@ def run_options(path: Path) -> list:
     return ["--run", path, *["--resume"] * has_run(path)]
 
 
-def read_metrics(run: Path) -> list[dict]:
-    return read_jsonl(run / METRICS)
-
-
 def git_commit() -> str | None:
     """Commit of this program, with the suffix "-changed" if tracked files have changed; None outside a checkout."""
     describe = ["describe", "--always", "--abbrev=40", "--dirty=-changed", "--match="]

@@ -15,7 +15,7 @@ from nas.comparison.spec import SETTINGS
 from nas.core import run_folder
 from nas.core.config import CANDIDATES, LEARNING_RATES, RESUME, flat_config, marked
 from nas.core.errors import InputError
-from nas.core.files import read_yaml, write_text
+from nas.core.files import read_jsonl, read_yaml, write_text
 from nas.core.outcome import read_pi, size_line
 from nas.core.pattern import abbreviate, read_pattern, unit_of
 from nas.core.run_folder import PROVENANCE, git_commit
@@ -80,7 +80,7 @@ def read_optional(file: Path) -> dict | None:
 
 def curves_uri(run: Path) -> str | None:
     """The learning curves, or None if no metrics have been logged."""
-    metrics = run_folder.read_metrics(run)
+    metrics = read_jsonl(run / run_folder.METRICS)
     return data_uri(figures.learning_curves, metrics) if metrics else None
 
 

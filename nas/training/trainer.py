@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 from nas.core.config import Config
 from nas.core.errors import InputError, Interrupted, RunError, StopSignal
-from nas.core.files import atomic_write
-from nas.core.run_folder import RunFolder, read_metrics
+from nas.core.files import atomic_write, read_jsonl
+from nas.core.run_folder import METRICS, RunFolder
 from nas.training import distributed
 from nas.training.device import Runtime
 from nas.training.evaluation import perplexity
@@ -199,7 +199,7 @@ class Trainer:
         self.write_board("valid", {"nll": nll, "perplexity": self.valid["perplexity"]})
         metrics = f"valid nll {nll:.4f}  perplexity {self.valid['perplexity']:.2f}"
         self.run.say(f"step {self.step}/{self.phase.total_steps}  {metrics}")
-        if distributed.is_main() and (warning := rising_warning(read_metrics(self.run.path))):
+        if distributed.is_main() and (warning := rising_warning(read_jsonl(self.run.path / METRICS))):
             self.run.say(warning)
 
     def write_board(self, split: str, scalars: dict[str, float]) -> None:
