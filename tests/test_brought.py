@@ -22,7 +22,7 @@ from nas.core.files import read_yaml
 from nas.core.run_folder import TRIALS, RunFolder
 from nas.data import corpus
 from nas.data.corpus import Corpus, prepare
-from nas.data.vocabulary import SentencePieceTokenizer
+from nas.data.vocabulary import SentencePieceTokenizer, training_lines
 from nas.inference import exporting
 from nas.reporting import figures
 from nas.search.space import make_network
@@ -129,6 +129,13 @@ def test_words_have_the_ids_that_sentencepiece_gives_to_their_line(method):
     assert tokenizer.encode(text).tolist() == [token for line in expected for token in line]
     marked = text.replace(b"<unk>", "a\u2581 \u2581b".encode())  # SentencePiece's own sign for a space
     assert tokenizer.decode(tokenizer.encode(marked)) == marked and tokenizer.is_exact
+
+
+def test_lines_with_bars_are_learned():
+    """findings/sentencepiece-skipped-lines.sh"""
+    text = "quagga \u2585 quagga\n" * 400
+    learned = SentencePieceTokenizer.train(training_lines(iter([text.encode()]), len(text)), "bpe", 300, True)
+    assert b"quagga" in learned.pieces and learned.decode(learned.encode(text.encode())) == text.encode()
 
 
 def test_a_cache_serves_several_people(tmp_path, text_folder):

@@ -28,6 +28,7 @@ TRAINING_BYTES = 20_000_000  # pieces are learned from about this much text, spr
 DEFAULT_PIECES = 8000
 LONGEST_LINE = 4_000  # characters of a training sentence; longer lines are cut
 UNKNOWN = "<unk>"
+SKIPPED = "\u2585"  # SentencePiece learns nothing from a line that holds it
 SPACE = "\u2581"  # SentencePiece's sign for a space; where a text holds it, it is encoded as bytes
 MODEL, WORDS = "tokenizer.model", "words.txt"
 WORD, LINE = re.compile("\n| *[^ \n]+| +"), re.compile("\n|[^\n]+")  # a word has the spaces before it
@@ -199,7 +200,7 @@ def training_lines(text: Iterator[bytes], total_bytes: int) -> Iterator[str]:
     every = max(1, -(-total_bytes // TRAINING_BYTES))
     for index, chunk in enumerate(text):
         if index % every == 0:
-            for line in chunk.decode("utf-8").split("\n"):
+            for line in chunk.decode("utf-8").replace(SKIPPED, " ").split("\n"):
                 yield from (line[start : start + LONGEST_LINE] for start in range(0, len(line), LONGEST_LINE))
 
 
