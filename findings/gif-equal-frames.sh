@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A GIF that imageio and Pillow write has fewer frames than were given, and other times.
 # Guess: six frames of 35 ms are six frames of 35 ms, or of 40.
-# Seen: equal frames in turn become one, whose time is their sum; times are cut to hundredths of a second, so 19 ms are 10.
+# Seen: equal frames in turn become one, whose time is their sum; times are cut to hundredths of a second, so 19 ms
+# are 10.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

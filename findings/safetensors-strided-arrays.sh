@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # safetensors.numpy.save writes the memory of a NumPy array that is a view, not its values.
-# Guess: a transposed array is written in its logical order, as numpy.save does, or refused, as safetensors.torch.save does.
+# Guess: a transposed array is written in its logical order, as numpy.save does, or refused, as safetensors.torch.save
+# does.
 # Seen: the shape is right and the values are those of the memory; nothing warns. numpy.ascontiguousarray helps.
 set -euo pipefail
 folder=$(mktemp -d)

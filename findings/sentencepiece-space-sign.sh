@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SentencePiece turns U+2581 of a text into a space, even where a model is meant to be lossless.
 # Guess: with normalization_rule_name=identity, byte_fallback and no dummy prefix, each text comes back as it was.
-# Seen: U+2581 is read as the sign for a space. Its three byte pieces decode to it, so who encodes it as these loses nothing.
+# Seen: U+2581 is read as the sign for a space. Its three byte pieces decode to it, so who encodes it as these loses
+# nothing.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # The pieces of a word in a unigram model depend on the words before it, although no piece crosses a space.
-# Guess: the best path through a line is that of its words, because no piece goes on after a space. So words can be cached.
-# Seen: scores are summed in float32 along the line, so near ties are decided by what stands before. BPE has no such lines.
+# Guess: the best path through a line is that of its words, because no piece goes on after a space. So words can be
+# cached.
+# Seen: scores are summed in float32 along the line, so near ties are decided by what stands before. BPE has no such
+# lines.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# A BPE of tokenizers without an unknown token drops characters that it does not know, and joins what stands around them.
-# Guess: without unk_token such a text is refused, as WordLevel and Unigram do, or at least nothing merges over the gap.
+# A BPE of tokenizers without an unknown token drops characters that it does not know, and joins what stands around
+# them.
+# Guess: without unk_token such a text is refused, as WordLevel and Unigram do, or at least nothing merges over the
+# gap.
 # Seen: "a?b" becomes the single token "ab". byte_fallback does the same where a byte has no token.
 set -euo pipefail
 folder=$(mktemp -d)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # PyYAML and ruamel.yaml write texts and numbers without quotes that the other one reads as another type.
 # Guess: both quote what could be misread, so a safe dump of one is a safe load of the other.
-# Seen: PyYAML follows YAML 1.1 and ruamel.yaml 1.2. The name 1e3 becomes 1000.0 one way; no, 12:30 and 1e-05 change the other way.
+# Seen: PyYAML follows YAML 1.1 and ruamel.yaml 1.2. The name 1e3 becomes 1000.0 one way; no, 12:30 and 1e-05 change
+# the other way.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
