@@ -5,7 +5,9 @@ bytes. A line end is a token, unless data.newline=drop.
 """
 
 import io
+import itertools
 import re
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -33,7 +35,7 @@ SPACE = "\u2581"  # SentencePiece's sign for a space; where a text holds it, it 
 MODEL, WORDS = "tokenizer.model", "words.txt"
 WORD, LINE = re.compile("\n| *[^ \n]+| +"), re.compile("\n|[^\n]+")  # a word has the spaces before it
 WORD_PIECE, LINE_SPACE = re.compile(f"{SPACE}*[^{SPACE}]*"), re.compile(b"^ ", re.MULTILINE)
-MOST_KNOWN = 4_000_000  # characters of units whose ids are kept
+MOST_KNOWN = 10_000_000  # characters of units whose ids are kept
 
 
 class ByteTokenizer:
@@ -65,14 +67,16 @@ class LineTokenizer:
         """pieces: the text of each id. begins_with_space: whether the first piece of a line has a space to remove."""
         self.keep_newline, self.line_end = keep_newline, len(pieces) if keep_newline else None
         self.pieces, self.begins_with_space = [*pieces, *[b"\n"] * keep_newline], begins_with_space
-        self.size, self.known = len(self.pieces), {}  # the ids of units, as bytes
-        self.is_exact = not begins_with_space
-        self.know({"\n": [self.line_end] if keep_newline else []})
+        self.size, self.is_exact = len(self.pieces), not begins_with_space
+        self.known, self.characters = {}, 0  # the ids of units, as bytes; characters of the units
+        self.know(["\n"], [[self.line_end] if keep_newline else []])
 
-    def know(self, ids: dict[str, list[int]]) -> None:
-        for unit, own in ids.items():
-            self.known[unit] = np.array(own, dtype=np.uint32).tobytes()
-            self.is_exact &= b"".join([self.pieces[index] for index in own]) == unit.encode("utf-8")
+    def know(self, units: list[str], ids: list[list[int]]) -> None:
+        """Keep the ids of units."""
+        text, pieces = "".join(units), map(self.pieces.__getitem__, itertools.chain.from_iterable(ids))
+        self.is_exact = self.is_exact and b"".join(pieces) == text.encode("utf-8")
+        self.characters += len(text)
+        self.known |= zip(units, [array("I", own).tobytes() for own in ids], strict=True)
 
     def learn(self, units: list[str]) -> None:
         """Make the ids of units known."""
@@ -103,6 +107,7 @@ class SentencePieceTokenizer(LineTokenizer):
         self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         signs = [self.processor.id_to_piece(index) for index in range(self.processor.get_piece_size())]
         self.space = [self.processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE.encode("utf-8")]
+        self.has_bytes = all(map(self.processor.is_byte, self.space))
         # No piece goes on after a word, so a line has the pieces of its words with the spaces before them. Unigram adds
         # the scores of a line in float32, so its rounding depends on the line. Those of BPE are ranks.
         by_word = all(map(WORD_PIECE.fullmatch, signs)) and self.processor.normalize("  a ") == f"{SPACE * 2}a{SPACE}"
@@ -121,14 +126,13 @@ class SentencePieceTokenizer(LineTokenizer):
 
     def learn(self, units: list[str]) -> None:
         new = list({*units} - self.known.keys())
-        if sum(map(len, self.known)) + sum(map(len, new)) > MOST_KNOWN:
-            self.known, new = {"\n": self.known["\n"]}, list({*units} - {"\n"})
-        found = dict(zip(new, self.processor.encode(new), strict=True))
-        for unit in new:
-            if SPACE in unit and all(map(self.processor.is_byte, self.space)):
-                first, *others = self.processor.encode(unit.split(SPACE))
-                found[unit] = [*first, *(token for part in others for token in (*self.space, *part))]
-        self.know(found)
+        if self.characters + sum(map(len, new)) > MOST_KNOWN:
+            self.known, self.characters, new = {"\n": self.known["\n"]}, 0, list({*units} - {"\n"})
+        ids = self.processor.encode(new)
+        for index in [index for index, unit in enumerate(new) if SPACE in unit] if self.has_bytes else ():
+            first, *others = self.processor.encode(new[index].split(SPACE))
+            ids[index] = [*first, *(token for part in others for token in (*self.space, *part))]
+        self.know(new, ids)
 
     @classmethod
     def train(cls, text: Iterable[str], method: str, vocab_size: int | None, keep_newline: bool) -> LineTokenizer:
@@ -184,7 +188,8 @@ class WordTokenizer(LineTokenizer):
         super().__init__([b" " + word.encode("utf-8") for word in words], True, keep_newline)
 
     def learn(self, units: list[str]) -> None:
-        self.know({unit: [self.ids.get(unit, self.ids[UNKNOWN])] for unit in {*units} - {"\n"}})
+        new, unknown = list({*units} - self.known.keys()), self.ids[UNKNOWN]
+        self.know(new, [[self.ids.get(word, unknown)] for word in new])
 
     @classmethod
     def train(cls, text: Iterable[str], vocab_size: int | None, keep_newline: bool) -> "WordTokenizer":
