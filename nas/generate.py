@@ -68,9 +68,9 @@ def main() -> None:
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
     model = load_model(arguments.run, arguments.device)
     samples, texts, count = arguments.samples, [b""] * arguments.samples, 0
+    new = model.stream(prompt, arguments.tokens, sampling, arguments.seed, samples, arguments.stop, arguments.lines)
     if unknown := model.unknown_words(prompt):
         print(f"NOTICE: the model does not know {', '.join(unknown)}, and reads <unk>", file=sys.stderr)
-    new = model.stream(prompt, arguments.tokens, sampling, arguments.seed, samples, arguments.stop, arguments.lines)
     screen = codecs.getincrementaldecoder("utf-8")(errors="replace")  # bytes of a character may come one by one
     if samples == 1:
         print(screen.decode(prompt), end="", flush=True)

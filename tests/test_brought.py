@@ -211,6 +211,33 @@ def test_a_preparation_that_is_killed_keeps_its_finished_splits(tmp_path, text_f
     assert len([*folder.rglob("*")]) == len([*whole.rglob("*")])
 
 
+def test_two_processes_encode_as_one_does_even_if_one_ends(tmp_path, text_folder, monkeypatch):
+    monkeypatch.setattr(corpus, "CHUNK", 300)
+    encode, parent, chunks = corpus.encode_chunk, os.getpid(), []
+
+    def encode_chunk(chunk, *more):
+        if os.getpid() != parent and chunk == ends_at:
+            os._exit(1)
+        chunks.append(chunk)  # those of this process
+        return encode(chunk, *more)
+
+    monkeypatch.setattr(corpus, "encode_chunk", encode_chunk)
+    folders = {}
+    for name, least in (("one", 1 << 40), ("two", 0), ("ended", 0)):
+        ends_at = folders["one"][1][5] if name == "ended" else None
+        monkeypatch.setattr(corpus, "SHARED", least)
+        options = DataOptions(source=str(text_folder), cache=str(tmp_path / name), tokenizer="bpe", vocab_size=310)
+        folders[name], chunks = (prepare(options), chunks), []
+    every = folders["one"][1]
+    train = (text_folder / "train.txt").read_bytes()
+    of_train = next(index for index in range(len(every)) if b"".join(every[: index + 1]) == train) + 1
+    assert folders["two"][1][: (of_train + 1) // 2] == every[:of_train:2]
+    assert folders["ended"][1][: of_train - 2] == [*every[0:5:2], *every[5:of_train]][: of_train - 2]
+    for file in (file for file in folders["one"][0].rglob("*") if file.is_file()):
+        for folder in (folders["two"][0], folders["ended"][0]):
+            assert file.read_bytes() == (folder / file.relative_to(folders["one"][0])).read_bytes(), file
+
+
 def in_ascii(name: str, *arguments, **more) -> subprocess.CompletedProcess:
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", f"nas.{name}", *map(str, arguments)]

@@ -7,14 +7,20 @@ adaptive softmax needs the most frequent ids first.
 import errno
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import shutil
+import signal
+import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +34,7 @@ from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE, Vocabulary, make_to
 
 FORMAT = "par-tokens/4"
 CHUNK = 1 << 20  # bytes, or ids, processed at once
+SHARED = 8 * CHUNK  # bytes of a file that two processes encode, at least
 SHOWN_S = 2  # seconds until a bar shows the progress
 REFUSED = errno.EACCES, errno.EPERM, errno.EROFS
 
@@ -200,18 +207,16 @@ def chunk_end(data: bytes) -> int:
 
 def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> dict:
     """Write the tokenizer's ids as uint32. Returns the facts of the split for meta.yaml."""
-    words, size = 0, path.stat().st_size
-    lossless = words_kept = options.newline == "keep" and not options.lowercase
+    words, size, lossless, words_kept = 0, path.stat().st_size, True, True
     bar = tqdm(total=size, unit="B", unit_scale=True, desc=path.stem, disable=True if rank() else None, delay=SHOWN_S)
-    with open(target, "wb") as file, bar:
-        for chunk in read_chunks(path, options):
-            words += count_words(chunk)
-            ids = tokenizer.encode(chunk)
-            ids.tofile(file)
-            if words_kept:
-                decoded = chunk if tokenizer.is_exact else tokenizer.decode(ids)
-                lossless = lossless and decoded == chunk
-                words_kept = lossless or split_words(decoded) == split_words(chunk)
+    with open(target, "wb") as file, bar, second_process(path, tokenizer, options) as second:
+        for index, chunk in enumerate(read_chunks(path, options)):
+            try:
+                found = second.recv() if second and index % 2 else encode_chunk(chunk, tokenizer, options)
+            except EOFError:  # it was ended, as by lack of memory
+                second, found = None, encode_chunk(chunk, tokenizer, options)
+            file.write(found[0])
+            words, lossless, words_kept = words + found[1], lossless and found[2], words_kept and found[3]
             bar.update(len(chunk))
     return {
         "tokens": target.stat().st_size // 4,
@@ -221,6 +226,42 @@ def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> d
         "lossless": lossless,
         "words_kept": words_kept and is_text_file(path),
     }
+
+
+def encode_chunk(chunk: bytes, tokenizer, options: DataOptions) -> tuple[bytes, int, bool, bool]:
+    """The ids as uint32, the number of words, and whether the ids keep the chunk and its words."""
+    ids = tokenizer.encode(chunk)
+    if options.newline != "keep" or options.lowercase:
+        return ids.tobytes(), count_words(chunk), False, False
+    decoded = chunk if tokenizer.is_exact else tokenizer.decode(ids)
+    words_kept = decoded == chunk or split_words(decoded) == split_words(chunk)
+    return ids.tobytes(), count_words(chunk), decoded == chunk, words_kept
+
+
+@contextmanager
+def second_process(path: Path, tokenizer, options: DataOptions) -> Iterator[Connection | None]:
+    """Give encode_chunk() of every second chunk from a fork. None for a short file, and where forks are not safe."""
+    if path.stat().st_size < SHARED or sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2:
+        yield None
+        return
+    receiver, sender = Pipe(duplex=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which the fork does not use
+        child = os.fork()
+    if not child:
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the end of the pipe ends it
+            receiver.close()
+            for chunk in itertools.islice(read_chunks(path, options), 1, None, 2):
+                sender.send(encode_chunk(chunk, tokenizer, options))
+        finally:
+            os._exit(0)
+    sender.close()
+    try:
+        yield receiver
+    finally:
+        receiver.close()
+        os.waitpid(child, 0)
 
 
 class Corpus:

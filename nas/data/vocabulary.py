@@ -79,14 +79,18 @@ class LineTokenizer:
         self.known |= zip(units, [array("I", own).tobytes() for own in ids], strict=True)
 
     def learn(self, units: list[str]) -> None:
-        """Make the ids of units known."""
+        """Make the ids of units known, each given once. Those of others may be forgotten."""
         raise NotImplementedError
 
     def encode(self, data: bytes) -> np.ndarray:
         """UTF-8 -> ids [tokens]. Raises UnicodeDecodeError."""
         units = self.unit.findall(data.decode("utf-8"))
-        self.learn(units)
-        return np.frombuffer(b"".join(map(self.known.__getitem__, units)), dtype=np.uint32)
+        ids = [*map(self.known.get, units)]
+        new = [place for place, own in enumerate(ids) if own is None]
+        self.learn([*dict.fromkeys(map(units.__getitem__, new))])
+        for place in new:
+            ids[place] = self.known[units[place]]
+        return np.frombuffer(b"".join(ids), dtype=np.uint32)
 
     def decode(self, ids: np.ndarray) -> bytes:
         """ids [tokens] -> UTF-8, or parts of its characters."""
@@ -125,14 +129,13 @@ class SentencePieceTokenizer(LineTokenizer):
         return sign.replace(SPACE, " ").encode("utf-8")
 
     def learn(self, units: list[str]) -> None:
-        new = list({*units} - self.known.keys())
-        if self.characters + sum(map(len, new)) > MOST_KNOWN:
-            self.known, self.characters, new = {"\n": self.known["\n"]}, 0, list({*units} - {"\n"})
-        ids = self.processor.encode(new)
-        for index in [index for index, unit in enumerate(new) if SPACE in unit] if self.has_bytes else ():
-            first, *others = self.processor.encode(new[index].split(SPACE))
+        if self.characters + sum(map(len, units)) > MOST_KNOWN:
+            self.known, self.characters = {"\n": self.known["\n"]}, 0
+        ids = self.processor.encode(units)
+        for index in [index for index, unit in enumerate(units) if SPACE in unit] if self.has_bytes else ():
+            first, *others = self.processor.encode(units[index].split(SPACE))
             ids[index] = [*first, *(token for part in others for token in (*self.space, *part))]
-        self.know(new, ids)
+        self.know(units, ids)
 
     @classmethod
     def train(cls, text: Iterable[str], method: str, vocab_size: int | None, keep_newline: bool) -> LineTokenizer:
@@ -188,8 +191,7 @@ class WordTokenizer(LineTokenizer):
         super().__init__([b" " + word.encode("utf-8") for word in words], True, keep_newline)
 
     def learn(self, units: list[str]) -> None:
-        new, unknown = list({*units} - self.known.keys()), self.ids[UNKNOWN]
-        self.know(new, [[self.ids.get(word, unknown)] for word in new])
+        self.know(units, [[self.ids.get(word, self.ids[UNKNOWN])] for word in units])
 
     @classmethod
     def train(cls, text: Iterable[str], vocab_size: int | None, keep_newline: bool) -> "WordTokenizer":
