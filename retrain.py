@@ -75,6 +75,8 @@ def print_beside(runs: list[Path]) -> None:
 
 def print_results(results: dict) -> None:
     """Print the main metrics of results.yaml."""
+    from nas.training.evaluation import NO_TEXT, NO_WORDS
+
     network, mixture = results["network"], results["mixture"]
     if network:
         print(f"pattern {abbreviate(results['pattern'])}, {results['parameters']:,} parameters")
@@ -88,8 +90,9 @@ def print_results(results: dict) -> None:
         for split in ("valid", "test") if own else ():
             about = own[split]
             words = f"{about['word_perplexity']:.2f} per word, " if about["word_perplexity_comparable"] else ""
-            lost = "" if words else " (no comparable word perplexity: the tokens lose words, or the text has none)"
+            lost = "" if words else f" ({NO_WORDS})"
             bits = f"{about['bits_per_byte']:.4f} bits per byte"
+            lost += "" if about["bits_per_byte_comparable"] else f" ({NO_TEXT})"
             print(f"  {split}: perplexity {about['perplexity']:.2f} per token, {words}{bits}{lost}")
 
 

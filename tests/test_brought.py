@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -30,7 +31,7 @@ from nas.search.surrogate import Point, Surrogate
 from nas.training.evaluation import text_metrics
 from nas.training.passes import resolve_auto
 from tests.conftest import made_up_text
-from tests.processes import ROOT, refuse, succeed
+from tests.processes import ROOT, command_of, refuse, succeed
 
 NAMES = (
     "2024_10",
@@ -238,6 +239,20 @@ def test_two_processes_encode_as_one_does_even_if_one_ends(tmp_path, text_folder
             assert file.read_bytes() == (folder / file.relative_to(folders["one"][0])).read_bytes(), file
 
 
+def test_a_damaged_copy_in_the_cache_is_made_again(tmp_path, text_folder):
+    options, told = DataOptions(source=str(text_folder), cache=str(tmp_path), tokenizer="bpe", vocab_size=310), []
+    folder = prepare(options)
+    whole = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    for file, content in whole.items():
+        for damaged in (content[: len(content) // 2], bytes(len(content)), b""):
+            file.write_bytes(damaged)
+            assert prepare(options, told.append) == folder
+            assert told.pop(0) == f"WARNING: {folder} is damaged, so it is made again" and len(told) == 1, file
+            told.clear()
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == whole
+    assert prepare(options, told.append) == folder and not told
+
+
 def in_ascii(name: str, *arguments, **more) -> subprocess.CompletedProcess:
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", f"nas.{name}", *map(str, arguments)]
@@ -256,13 +271,28 @@ def test_terminals_and_line_ends_of_other_kinds_stop_no_command(trained, tmp_pat
     assert new.startswith(b"na\\xefve \\u597d")
 
 
-def test_prompts_are_read_as_they_are(trained):
+def test_output_that_no_one_reads_ends_no_work(trained, small_yaml, tmp_path):
+    """As `prepare ... | true`, and `>&-`."""
+    for number, closed in enumerate(("| true", ">&-")):
+        command = [sys.executable, "-u", *command_of("prepare", small_yaml, f"data.cache={tmp_path / str(number)}")]
+        command = ["bash", "-c", f"set -o pipefail; {shlex.join(command)} {closed}"]
+        done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE)
+        assert (done.returncode, done.stderr) == (0, b""), closed
+        assert len([*(tmp_path / str(number)).glob("tokens/*/meta.yaml")]) == 1
+    wrong = refuse("retrain", trained["words"].parent / "pattern.yaml", small_yaml, "--run", f"{tmp_path}/L\udcfcb")
+    assert "the name is not UTF-8; give another one" in wrong
+
+
+def test_prompts_are_read_as_they_are(trained, tmp_path):
     short = "--tokens", "1", "--temperature", "0"
     for prompt in ("use --train.lr=3 here", "a --a.b= c", "path/--x.y=/z"):
         assert succeed("generate", trained["sentencepiece"], "--prompt", prompt, *short).startswith(prompt)
     wrong = refuse("generate", trained["sentencepiece"], "--prompt", "--train.lr=3", *short)
     assert "write --prompt=VALUE if the value begins with a dash" in wrong
     assert succeed("generate", trained["sentencepiece"], "--prompt=--train.lr=3", *short).startswith("--train.lr=3")
+    (tmp_path / "wide").write_bytes("the old man\n".encode("utf-16-le"))
+    for wide in (("score", tmp_path / "wide"), ("generate", "--prompt-file", tmp_path / "wide")):
+        assert "iconv -f UTF-16LE" in refuse(wide[0], trained["sentencepiece"], *wide[1:])
     command = [sys.executable, "-m", "nas.generate", trained["words"], "-", *short, "--stop", "x", "--top-k", "0"]
     done = subprocess.run(command, input=b"my sister unheard-of\n", capture_output=True, cwd=ROOT, check=True)
     assert (
@@ -334,3 +364,6 @@ def test_numbers_at_the_edge(small_config, memory_corpus):
     assert resolve_auto(config, memory_corpus(2, tokens, tokens)).model.cutoffs == []
     with pytest.raises(InputError, match=r"temperature.end=1e-38 must be a number of at least 0.001"):
         small_config("search.temperature.end=1e-38")
+    assert small_config("train.steps=010", "seed=0x1F", "train.lr=1e-3").train.steps == 10
+    with pytest.raises(InputError, match=r"train.steps=1:30 must be"):
+        small_config("train.steps=1:30")

@@ -9,9 +9,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partialmethod
+from functools import partial, partialmethod
 from importlib.util import find_spec
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from models.operations.registry import IncompleteOperation
 
@@ -111,8 +111,23 @@ def parse_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | No
     return PARSE(parser, given, namespace)
 
 
-def run_command(main: Callable[[], None]) -> None:
-    """Run main() of a command; turn the errors above, Ctrl-C and disk errors into one line and an exit status."""
+def go_on_without_reader(stream: TextIO) -> None:
+    """Let a stream write to nowhere once its reader has ended, such as `| head`."""
+
+    def safely(function: Callable, *arguments) -> object:
+        try:
+            return function(*arguments)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+    stream.write, stream.flush = partial(safely, stream.write), partial(safely, stream.flush)
+
+
+def run_command(main: Callable[[], None], only_prints: bool = False) -> None:
+    """Run main() of a command; turn the errors above, Ctrl-C and disk errors into one line and an exit status.
+
+    only_prints: there is nothing to do for it when the reader of its output ends.
+    """
     # By default GNU OpenMP's threads spin while they wait, which makes a step about ten times slower if another process
     # is busy. OpenMP reads the variable when main() imports torch.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -121,8 +136,12 @@ def run_command(main: Callable[[], None]) -> None:
     argparse.ArgumentParser.error = refuse_arguments
     argparse.ArgumentParser.__init__ = partialmethod(NEW_PARSER, allow_abbrev=False)
     argparse.ArgumentParser.parse_known_args = parse_options
-    for stream in (sys.stdout, sys.stderr):  # which may be unable to encode a character
-        stream.reconfigure(errors="backslashreplace")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        getattr(sys, name).reconfigure(errors="backslashreplace")  # it may be unable to encode a character
+        if not only_prints:
+            go_on_without_reader(getattr(sys, name))
     try:
         main()
     except (InputError, RunError, IncompleteOperation) as error:

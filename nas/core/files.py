@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,7 +28,10 @@ END = b"\n..."  # of a YAML document; it shows that a copy has not been cut shor
 
 
 class Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a section, of which YAML would take the last."""
+    """Refuses a key that stands twice in a section, of which YAML would take the last.
+
+    Numbers are decimal: to YAML, 010 is eight and 1:30 is ninety.
+    """
 
     def construct_mapping(self, node, deep=False):
         keys = set()
@@ -37,6 +40,16 @@ class Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(problem="duplicate key", problem_mark=key.start_mark)
             keys.add(str(key.value))
         return super().construct_mapping(node, deep)
+
+    def construct_number(self, node):
+        for base in (10, 0):  # 0: that of its prefix, such as 0x
+            with suppress(ValueError):
+                return int(node.value, base)
+        return node.value if ":" in node.value else self.construct_yaml_float(node)
+
+
+for kind in ("int", "float"):
+    Loader.add_constructor(f"tag:yaml.org,2002:{kind}", Loader.construct_number)
 
 
 @contextmanager

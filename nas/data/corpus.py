@@ -29,10 +29,10 @@ from tqdm import tqdm
 from nas.core.config import PIECES, DataOptions
 from nas.core.errors import InputError, rank
 from nas.core.files import read_yaml, write_yaml
-from nas.data.sources import SPLITS, count_words, find_text, has_zeros, is_text_file, sha256_of, split_words
+from nas.data.sources import SPLITS, conversion, count_words, find_text, has_zeros, is_text_file, sha256_of, split_words
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE, Vocabulary, make_tokenizer, normalise
 
-FORMAT = "par-tokens/4"
+FORMAT = "par-tokens/5"
 CHUNK = 1 << 20  # bytes, or ids, processed at once
 SHARED = 8 * CHUNK  # bytes of a file that two processes encode, at least
 SHOWN_S = 2  # seconds until a bar shows the progress
@@ -54,7 +54,10 @@ def prepare(options: DataOptions, tell: Callable[[str], None] = lambda text: Non
                 raise InputError(f"{path} is empty: the {split} split needs text")
         digests = {split: sha256_of(path) for split, path in texts.items()}
         folder = cache / "tokens" / corpus_digest(digests, options)
-        if not (folder / "meta.yaml").exists():
+        if not is_whole(folder):
+            if folder.exists():
+                tell(f"WARNING: {folder} is damaged, so it is made again")
+                shutil.rmtree(folder)
             size = f" with {options.vocab_size:,} pieces" if options.vocab_size and options.tokenizer in PIECES else ""
             tell(f"preparing the tokens of {options.source}{size}, once")
             if len({*digests.values()}) < len(digests):
@@ -68,6 +71,14 @@ def prepare(options: DataOptions, tell: Callable[[str], None] = lambda text: Non
                 raise
             part.rename(folder)
     return folder
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether the files of a prepared corpus are those that were written."""
+    with suppress(InputError, OSError):
+        files = read_yaml(folder / "meta.yaml")["files"]
+        return all(sha256_of(folder / name) == digest for name, digest in files.items())
+    return False
 
 
 @contextmanager
@@ -88,9 +99,10 @@ def usable_cache(cache: Path, tell: Callable[[str], None]) -> Iterator[str]:
     try:
         yield "" if lock is not None and wait_for(lock, cache, tell) else f"-{os.getpid()}"
     except OSError as error:
-        if error.errno not in REFUSED or not str(error.filename).startswith(f"{cache}/"):
-            raise
-        raise InputError(f"data.cache={cache} cannot be written: {error.strerror}; give another folder") from None
+        if error.errno in REFUSED and str(error.filename).startswith(f"{cache}/"):
+            raise InputError(f"data.cache={cache} cannot be written: {error.strerror}; give another folder") from None
+        error.filename = error.filename or cache  # such as that of a full disk
+        raise
     finally:
         if lock is not None:
             os.close(lock)
@@ -152,18 +164,19 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
             for ids in read_ids(folder / f"{split}.ids"):
                 vocabulary.ranks[ids].astype(dtype).tofile(file)
     np.save(folder / "counts.npy", counts[vocabulary.tokenizer_ids])
+    for split in SPLITS:
+        (folder / f"{split}.yaml").unlink()
+        (folder / f"{split}.ids").unlink()
+    shutil.rmtree(learned)
     meta = {
         "format": FORMAT,
         "vocab_size": tokenizer.size,
         "dtype": dtype.name,
         "tokenizer_sha256": next((sha256_of(folder / VOCABULARY / name) for name in tokenizer.files), None),
         "splits": facts,
+        "files": {str(file.relative_to(folder)): sha256_of(file) for file in folder.rglob("*") if file.is_file()},
     }
     write_yaml(folder / "meta.yaml", meta)
-    for split in SPLITS:
-        (folder / f"{split}.yaml").unlink()
-        (folder / f"{split}.ids").unlink()
-    shutil.rmtree(learned)
 
 
 def read_ids(path: Path) -> Iterator[np.ndarray]:
@@ -180,15 +193,13 @@ def read_chunks(path: Path, options: DataOptions) -> Iterator[bytes]:
     with open(path, "rb") as file:
         while data := rest + (block := file.read(CHUNK)):
             cut = chunk_end(data) if block else len(data)
+            advice = f"{conversion(data)}; data.tokenizer=bytes reads any file"
             try:
                 chunk = normalise(data[:cut], options.tokenizer, options.lowercase)
             except UnicodeDecodeError as error:
                 place = f"byte {offset + error.start} of the {path.stem} split"
-                encoding = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "ENCODING"
-                advice = f"convert it, as with iconv -f {encoding} -t UTF-8; data.tokenizer=bytes reads any file"
                 raise InputError(f"data.source={options.source} is not UTF-8 text ({place}); {advice}") from None
             if options.tokenizer != "bytes" and has_zeros(chunk):
-                advice = "convert it, as with iconv -f UTF-16LE -t UTF-8; data.tokenizer=bytes reads any file"
                 raise InputError(f"data.source={options.source} has many zero bytes, like UTF-16; {advice}")
             yield chunk
             rest, offset = data[cut:], offset + cut

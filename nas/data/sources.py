@@ -169,6 +169,12 @@ def has_zeros(data: bytes) -> bool:
     return data.count(0) > MOST_ZEROS * len(data)
 
 
+def conversion(data: bytes) -> str:
+    """What to do with bytes that are no UTF-8 text."""
+    encoding = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "UTF-16LE" if has_zeros(data) else "ENCODING"
+    return f"convert it, as with iconv -f {encoding} -t UTF-8"
+
+
 def split_words(text: bytes) -> list[str]:
     """Split at white space, including that of Unicode."""
     return text.decode("utf-8", errors="replace").split()

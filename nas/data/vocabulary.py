@@ -18,7 +18,7 @@ import sentencepiece
 from nas.core.config import PIECES, DataOptions
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_yaml
-from nas.data.sources import sha256_of
+from nas.data.sources import conversion, sha256_of
 
 FORMAT = "par-vocabulary/1"
 VOCABULARY = "vocabulary"  # its folder, in a prepared corpus and in a run
@@ -265,7 +265,7 @@ class Vocabulary:
         try:
             data = normalise(data, self.kind, self.lowercase)
         except UnicodeDecodeError as error:
-            raise InputError(f"the text is not UTF-8 (byte {error.start}); this model reads UTF-8 text") from None
+            raise InputError(f"the text is not UTF-8 (byte {error.start}); {conversion(data)}") from None
         return self.ranks[self.tokenizer.encode(data)]
 
     def decode(self, ids: np.ndarray) -> bytes:

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,14 +14,14 @@ from torch import Tensor
 from models.transformer_xl import TransformerXL
 from nas.core.config import Config
 from nas.core.errors import InputError
-from nas.data.sources import count_words, is_text, split_words
+from nas.data.sources import conversion, count_words, has_zeros, is_text, split_words
 from nas.data.vocabulary import VOCABULARY, Vocabulary
 from nas.inference.generation import Predictor, Sampling, TextWriter, generate_tokens
 from nas.mixture.mixture import Mixture, load_mixture
 from nas.retraining.weights import read_trained, set_weights
 from nas.training.build import build_fixed
 from nas.training.device import Runtime, choose_runtime
-from nas.training.evaluation import evaluation_lengths, read_text, text_metrics
+from nas.training.evaluation import NO_TEXT, NO_WORDS, evaluation_lengths, read_text, text_metrics
 
 SHOWN = 60  # characters of a line in the printed form of a Score
 
@@ -55,10 +56,10 @@ class Score:
 
     def quality(self) -> list[str]:
         about = self.metrics
-        words = "no comparable word perplexity: the tokens do not keep the words, or the text has none"
+        words = NO_WORDS
         if about["word_perplexity_comparable"]:
             words = f"word perplexity {about['word_perplexity']:.4f}, {about['words']} words and line ends"
-        compared = "" if about["bits_per_byte_comparable"] else " (not comparable: the tokens do not keep the text)"
+        compared = "" if about["bits_per_byte_comparable"] else f" ({NO_TEXT})"
         return [
             f"nll {about['nll']:.4f} in {about['tokens']} predicted tokens, {about['nll_per_token']:.4f} per token",
             f"perplexity {about['perplexity']:.4f} per token",
@@ -117,6 +118,7 @@ class LanguageModel:
         if seed is not None and not 0 <= seed < 2**63:
             raise InputError(f"seed {seed} must be from 0 to 2**63 - 1")
         data = prompt.encode("utf-8", "surrogateescape") if isinstance(prompt, str) else prompt
+        self.check_text(data)
         begun, may_begin = self.begun_token(data)
         if not len(ids := self.tokenizer.encode(data.removesuffix(begun))):
             if self.config.model.grid:
@@ -131,7 +133,7 @@ class LanguageModel:
         drawn = generate_tokens(predictor, sampling, generator, may_begin)
 
         def pieces() -> Iterator[list[bytes]]:
-            for chosen in itertools.islice(drawn, tokens):
+            for chosen in itertools.islice(drawn, min(tokens, sys.maxsize)):
                 yield [writer.write(token) for writer, token in zip(writers, chosen, strict=True)]
                 if all(writer.is_done for writer in writers):
                     return
@@ -155,6 +157,11 @@ class LanguageModel:
         words = dict.fromkeys(split_words(text.lower() if self.tokenizer.lowercase else text))
         return [word for word in words if word not in self.tokenizer.tokenizer.ids]
 
+    def check_text(self, data: bytes) -> None:
+        """Raises InputError for UTF-16 without a mark, which is valid UTF-8, too."""
+        if self.tokenizer.kind != "bytes" and has_zeros(data):
+            raise InputError(f"the text has many zero bytes, like UTF-16; {conversion(data)}")
+
     def read_network(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """What read_text() returns for a stream; empty for a single token. None without a network."""
         if not self.module:
@@ -171,13 +178,14 @@ class LanguageModel:
         """
         data = text.encode("utf-8") if isinstance(text, str) else text
         vocabulary, mixture = self.tokenizer, self.mixture
+        self.check_text(data)
         lines = io.BytesIO(data).readlines()  # only a line feed ends a line
         encoded = [vocabulary.encode(line) for line in lines]
         ids = np.concatenate([*encoded, np.empty(0, np.uint32)])
         line_of = np.repeat(np.arange(len(lines)), [len(line) for line in encoded])
         streams = [line for line in encoded if len(line)] if by_line else [ids]
         if max(map(len, streams), default=0) < 2:
-            raise InputError(f"the text has {len(ids)} tokens; scoring needs at least two in a stream")
+            raise InputError(f"the text has {len(ids)} tokens; scoring needs two in {'a line' if by_line else 'all'}")
         network, mixed, shares = [], [], []
         for stream in streams:
             read = self.read_network(stream) or (None, None)

@@ -23,6 +23,8 @@ from nas.training import distributed
 from nas.training.build import image_size
 from nas.training.device import Runtime
 
+NO_WORDS = "no comparable word perplexity: the tokens lose words, or the text has none, or very long ones"
+NO_TEXT = "not comparable: the tokens do not keep the text"
 LONGEST_WORD = 24  # bytes of a word and the space after it, on average
 
 
