@@ -220,7 +220,7 @@ def test_costs_hold_for_the_device_text_sizes_operations_and_source_that_they_we
         (["model.d_ffn=32"], "dense d_ffn=24"),
         (["model.ngram_rows=[7]"], "ngram_rows []"),
         (["model.cutoffs=[7]", "model.norm=post"], "norm pre, cutoffs []"),
-        (["mixture.counts=2"], "mixture {'states': 0, 'cache': [], 'counts': 0, "),
+        (["mixture.counts=2"], "mixture counts 0"),
         (["model.heads=1"], "attention heads=2 key_heads=2"),
     ):
         assert reason(*options).removeprefix("it was measured with ").startswith(other)

@@ -70,9 +70,15 @@ class CostTable:
 
 def changed_conditions(recorded: dict, current: dict) -> str:
     """The current conditions that were recorded otherwise, with the recorded values, as text; "" if there are none."""
-    differ = [key for key in current if recorded.get(key) != current[key]]
-    # 40 characters, because a condition may be a digest or a long list.
-    return ", ".join(f"{key} {str(recorded[key])[:40]}" if key in recorded else f"no {key}" for key in differ)
+    words = []
+    for key, value in current.items():
+        if key not in recorded:
+            words.append(f"no {key}")
+        elif recorded[key] != value:
+            both = isinstance(recorded[key], dict) and isinstance(value, dict)
+            # 40 characters, because a condition may be a digest or a long list.
+            words.append(f"{key} {changed_conditions(recorded[key], value) if both else str(recorded[key])[:40]}")
+    return ", ".join(words)
 
 
 def least_ratio(ratio: float) -> str:
