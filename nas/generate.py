@@ -2,10 +2,11 @@
 
 RUN_DIR is the run folder of a training, or a folder that nas.export wrote. The program prints the prompt and the new
 text. It reads the prompt once; then each token costs one position. Without --prompt the text begins after a line end.
-The last line end of a prompt from a file or the standard input is dropped.
+A byte order mark and the last line end of a prompt from a file or the standard input are dropped.
 """
 
 import codecs
+import re
 import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -53,14 +54,15 @@ def out_files(out: Path | None, samples: int) -> list[Path]:
     return files
 
 
+def read_prompt(file: Path | str) -> bytes:
+    """The content of a file, without a byte order mark and the last line end."""
+    return re.sub(rb"\r?\n\Z", b"", read_input(file).removeprefix(codecs.BOM_UTF8))
+
+
 def main() -> None:
     arguments = parse_arguments()
     files, file = out_files(arguments.out, arguments.samples), arguments.stdin or arguments.prompt_file
-    prompt = (
-        read_input(file).removesuffix(b"\n") if file else (arguments.prompt or "").encode("utf-8", "surrogateescape")
-    )
-    if "" in arguments.stop:
-        raise InputError("--stop '' is empty; give the text before which to stop")
+    prompt = read_prompt(file) if file else (arguments.prompt or "").encode("utf-8", "surrogateescape")
 
     from nas import load_model
     from nas.inference.generation import Sampling

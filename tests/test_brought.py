@@ -1,6 +1,7 @@
 """What people bring: names, texts, caches, prompts and terminals that are unlike those of the authors."""
 
 import fcntl
+import gzip
 import json
 import multiprocessing
 import os
@@ -21,7 +22,7 @@ from nas.core.config_loading import load_config
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.core.run_folder import TRIALS, RunFolder
-from nas.data import corpus
+from nas.data import corpus, vocabulary
 from nas.data.corpus import Corpus, prepare
 from nas.data.vocabulary import SentencePieceTokenizer, training_lines
 from nas.inference import exporting
@@ -103,6 +104,7 @@ def test_a_text_is_split_where_it_can_be(text, parts, tmp_path):
             (WORDS * 20).encode() + b"caf\xe9 " + (WORDS * 3000).encode(),
             r"error: [^:]*not UTF-8 text \(byte 543 of the t",
         ),
+        (gzip.compress(random.Random(1).randbytes(9000)), "unpack it, as with gunzip"),
         (b"\n" * 5000, "has nothing but line ends"),
         (b"ab", "too short to split 90/5/5"),
     ],
@@ -114,8 +116,9 @@ def test_what_is_no_text_is_named(text, message, small_yaml, tmp_path):
     assert re.search(message, refuse("prepare", small_yaml, *options))
 
 
-@pytest.mark.parametrize("method", ["bpe", "unigram"])
-def test_words_have_the_ids_that_sentencepiece_gives_to_their_line(method):
+@pytest.mark.parametrize(("method", "rule"), [("bpe", "identity"), ("unigram", "identity"), ("bpe", "nmt_nfkc")])
+def test_words_have_the_ids_that_sentencepiece_gives_to_their_line(method, rule, monkeypatch):
+    monkeypatch.setitem(vocabulary.LOSSLESS, "normalization_rule_name", rule)
     source, parts = (
         random.Random(1),
         ["a", "b", " ", "  ", "\t", "ä", "日", "\u00a0", "<unk>", "\u0301", "<0x0A>", "x="],
@@ -128,6 +131,8 @@ def test_words_have_the_ids_that_sentencepiece_gives_to_their_line(method):
     expected = [[*tokenizer.processor.encode(line), tokenizer.line_end] for line in lines]
     text = "\n".join([*lines, ""]).encode()
     assert tokenizer.encode(text).tolist() == [token for line in expected for token in line]
+    if rule != "identity":
+        return
     marked = text.replace(b"<unk>", "a\u2581 \u2581b".encode())  # SentencePiece's own sign for a space
     assert tokenizer.decode(tokenizer.encode(marked)) == marked and tokenizer.is_exact
 
@@ -186,7 +191,8 @@ def test_waiting_for_a_cache_and_a_cache_without_locks_are_told(tmp_path, text_f
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse_locks)
-    folder = prepare(DataOptions(source=str(text_folder), cache=str(tmp_path), tokenizer="words"), told.append)
+    words = DataOptions(source=str(text_folder), cache=str(tmp_path), tokenizer="words")
+    folder = prepare(words, told.append)
     assert any("has no locks (No locks available)" in line for line in told) and len(Corpus(folder).tokens("test"))
 
 
@@ -214,15 +220,22 @@ def test_a_preparation_that_is_killed_keeps_its_finished_splits(tmp_path, text_f
 
 def test_two_processes_encode_as_one_does_even_if_one_ends(tmp_path, text_folder, monkeypatch):
     monkeypatch.setattr(corpus, "CHUNK", 300)
-    encode, parent, chunks = corpus.encode_chunk, os.getpid(), []
+    encode, parent, chunks, senders = corpus.encode_chunk, os.getpid(), [], []
 
     def encode_chunk(chunk, *more):
         if os.getpid() != parent and chunk == ends_at:
+            os.write(senders[-1].fileno(), b"\0\0\1\0...")  # the beginning of a message
             os._exit(1)
         chunks.append(chunk)  # those of this process
         return encode(chunk, *more)
 
+    def pipe(duplex):
+        receiver, sender = multiprocessing.Pipe(duplex)
+        senders.append(sender)
+        return receiver, sender
+
     monkeypatch.setattr(corpus, "encode_chunk", encode_chunk)
+    monkeypatch.setattr(corpus, "Pipe", pipe)
     folders = {}
     for name, least in (("one", 1 << 40), ("two", 0), ("ended", 0)):
         ends_at = folders["one"][1][5] if name == "ended" else None
@@ -251,6 +264,10 @@ def test_a_damaged_copy_in_the_cache_is_made_again(tmp_path, text_folder):
             told.clear()
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == whole
     assert prepare(options, told.append) == folder and not told
+    for damaged in (None, b"ri", b"....", b""):
+        if damaged is not None:
+            (folder / "kept").write_bytes(damaged)
+        assert Corpus(folder).keep("kept", lambda file: file.write_text("ripe")).read_text() == "ripe", damaged
 
 
 def in_ascii(name: str, *arguments, **more) -> subprocess.CompletedProcess:
@@ -280,7 +297,7 @@ def test_output_that_no_one_reads_ends_no_work(trained, small_yaml, tmp_path):
         assert (done.returncode, done.stderr) == (0, b""), closed
         assert len([*(tmp_path / str(number)).glob("tokens/*/meta.yaml")]) == 1
     wrong = refuse("retrain", trained["words"].parent / "pattern.yaml", small_yaml, "--run", f"{tmp_path}/L\udcfcb")
-    assert "the name is not UTF-8; give another one" in wrong
+    assert "the name is no utf-8 text; give another one" in wrong
 
 
 def test_prompts_are_read_as_they_are(trained, tmp_path):
@@ -290,6 +307,15 @@ def test_prompts_are_read_as_they_are(trained, tmp_path):
     wrong = refuse("generate", trained["sentencepiece"], "--prompt", "--train.lr=3", *short)
     assert "write --prompt=VALUE if the value begins with a dash" in wrong
     assert succeed("generate", trained["sentencepiece"], "--prompt=--train.lr=3", *short).startswith("--train.lr=3")
+    for end in ("", "\n", "\r\n"):
+        (tmp_path / "prompt").write_bytes(b"\xef\xbb\xbfmy sister" + end.encode())
+        given = "--prompt-file", tmp_path / "prompt"
+        assert succeed("generate", trained["bytes"], *given, *short) == succeed(
+            "generate", trained["bytes"], "--prompt", "my sister", *short
+        )
+    assert succeed("generate", trained["bytes"], "--prompt=--", "--stop=--", *short).startswith("--")
+    (tmp_path / "cut").write_bytes("the old man\n\nthe ä".encode()[:-1])
+    assert "not UTF-8 (byte 17)" in refuse("score", trained["sentencepiece"], tmp_path / "cut")
     (tmp_path / "wide").write_bytes("the old man\n".encode("utf-16-le"))
     for wide in (("score", tmp_path / "wide"), ("generate", "--prompt-file", tmp_path / "wide")):
         assert "iconv -f UTF-16LE" in refuse(wide[0], trained["sentencepiece"], *wide[1:])
@@ -305,7 +331,8 @@ def test_text_without_words_has_bits_per_byte():
     dna = text_metrics(2e5, 1000, facts | {"words": 100, "bytes": 6100})
     assert not dna["word_perplexity_comparable"] and dna["bits_per_byte"] > 0
     assert not text_metrics(2.0, 3, facts | {"words": 0, "bytes": 4})["word_perplexity_comparable"]
-    assert text_metrics(2e5, 1000, facts | {"words": 1000, "bytes": 6100})["word_perplexity_comparable"]
+    assert text_metrics(2e4, 1000, facts | {"words": 1000, "bytes": 6100})["word_perplexity_comparable"]
+    assert not text_metrics(2e5, 1000, facts | {"words": 1000, "bytes": 6100})["word_perplexity_comparable"]
 
 
 def test_a_picture_is_whole_or_missing(tmp_path, monkeypatch):
@@ -364,6 +391,8 @@ def test_numbers_at_the_edge(small_config, memory_corpus):
     assert resolve_auto(config, memory_corpus(2, tokens, tokens)).model.cutoffs == []
     with pytest.raises(InputError, match=r"temperature.end=1e-38 must be a number of at least 0.001"):
         small_config("search.temperature.end=1e-38")
+    with pytest.raises(InputError, match=r"data.cache= must be text"):
+        small_config("data.cache=")
     assert small_config("train.steps=010", "seed=0x1F", "train.lr=1e-3").train.steps == 10
     with pytest.raises(InputError, match=r"train.steps=1:30 must be"):
         small_config("train.steps=1:30")

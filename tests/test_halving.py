@@ -335,6 +335,10 @@ def test_time_that_is_left_over_goes_into_trials_and_what_is_missing_comes_off_t
         file = tmp_path / f"{slower}.jsonl"
         strategy, best, spent = paced_search(known_search, monkeypatch, file, WHOLE, slower)
         tried[slower] = len(strategy.trials.tried)
+        shares = [point.share for point in strategy.trials.points]
+        ends = [shares.count(rung.share) for rung in RUNGS[1:]]
+        np.testing.assert_allclose([one["slower"] for one in strategy.pace.made[1:]], slower)
+        assert slower > 1.5 or (ends[0] >= 5 and ends[1] == 2), ends
         whole = spent + slower * ESTIMATE.seconds(LAST)
         assert 0.85 * WHOLE < whole < 1.15 * WHOLE, slower
         again, same, _ = paced_search(known_search, monkeypatch, file, 0.0, 5.0)  # it repeats its choices

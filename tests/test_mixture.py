@@ -322,8 +322,9 @@ def test_results_hold_the_network_and_the_mixture_and_scores_repeat_them(mixed, 
 @pytest.mark.slow
 def test_lines_are_scored_by_themselves_and_greedy_text_is_the_most_probable(mixed):
     model, lines = load_model(mixed["network"]), ["the old man saw the small ship\n", "a red fox saw one crow\n"]
-    together, apart = model.score("".join(lines), by_line=True), [model.score(line) for line in lines]
-    np.testing.assert_allclose(together.nll, np.concatenate([one.nll for one in apart]))
+    together, apart = model.score("".join(lines), by_line=True), [model.score(f"\n{line}") for line in lines]
+    np.testing.assert_allclose(together.nll, np.concatenate([one.nll[1:] for one in apart]))
+    assert together.metrics["tokens"] == len(together.ids)  # so all bytes count
     streams = list(model.stream("the old", 5, Sampling(temperature=0), samples=2))
     assert all(one == other for one, other in streams)
     text = model.generate("the old", tokens=5, temperature=0)

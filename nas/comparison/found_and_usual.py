@@ -125,9 +125,9 @@ def summarize(folder: Path, plan: Config) -> dict:
         summary[NO_NETWORK] = {"ms_per_1000_bytes": predictor_ms(results)}
         summary[NO_NETWORK] |= {key: results["test"][key] for key in QUALITY}
         valid[NO_NETWORK] = results["valid"]["bits_per_byte"]
-        if valid[NO_NETWORK] <= (1 + EQUAL_LOSS) * valid[summary["use"]]:
-            summary["use"] = NO_NETWORK
     noise = NOISE / math.sqrt(results["valid"]["tokens"])
+    if NO_NETWORK in valid and valid[NO_NETWORK] <= (1 + max(EQUAL_LOSS, noise)) * valid[summary["use"]]:
+        summary["use"] = NO_NETWORK
     return summary | {"valid_bits_per_byte": valid, "valid_noise": noise}
 
 
@@ -154,13 +154,13 @@ def describe(folder: Path, plan: Config) -> str:
         again = f"remove {folder / SUMMARY} and {folder / REPORT}, and repeat the command on an idle machine"
         lines.append(f"NOTICE: the found network takes longer than the budget; to time it again, {again}")
     valid, noise = summary["valid_bits_per_byte"], summary["valid_noise"]
-    if abs(change(valid[FOUND], valid[USUAL])) < noise:
+    if unsure := abs(change(valid[FOUND], valid[USUAL])) < noise:
         lines.append(f"NOTICE: on valid, found and usual differ by less than its noise of {noise:.1%}: give more text")
     if summary["use"] == USUAL:
-        lines.append("NOTICE: the usual network is better on valid, so use that one")
+        lines.append(f"NOTICE: the usual network is{' a little' * unsure} better on valid, so use that one")
     if summary["use"] == NO_NETWORK:
         bits = ", ".join(f"{name} {bits:.4f}" for name, bits in valid.items())
-        lines.append(f"NOTICE: a network adds nothing to cache and counts (bits per byte on valid: {bits})")
+        lines.append(f"NOTICE: a network adds nothing to cache and counts but noise (bits per byte on valid: {bits})")
     lines.append(f"report, with pictures: {folder / REPORT}; the model to use: {folder / summary['use']}")
     return "\n".join(lines)
 

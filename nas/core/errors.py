@@ -16,6 +16,8 @@ from typing import NoReturn, TextIO
 from models.operations.registry import IncompleteOperation
 
 NEW_PARSER, PARSE = argparse.ArgumentParser.__init__, argparse.ArgumentParser.parse_known_args
+VALUES = argparse.ArgumentParser._get_values
+STOPS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 OPTION = re.compile(r"^--(?=\w+\.[\w.]+=)")  # the dashes of --section.key=value, which may be there or not
 
 
@@ -69,7 +71,7 @@ class StopSignal:
         self.received = False
 
     def __enter__(self) -> "StopSignal":
-        self.handlers = {number: signal.signal(number, self.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.handlers = {number: signal.signal(number, self.handle) for number in STOPS}
         return self
 
     def __exit__(self, kind, *_) -> None:
@@ -87,7 +89,7 @@ class StopSignal:
 
 def interrupt_on_signals() -> None:
     """Let SIGTERM and Ctrl-C raise KeyboardInterrupt, also in background jobs, which else ignore Ctrl-C."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPS:
         signal.signal(number, signal.default_int_handler)
 
 
@@ -109,6 +111,11 @@ def parse_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | No
     if any(action.dest == "overrides" for action in parser._actions):
         given = [OPTION.sub("", argument) for argument in given]
     return PARSE(parser, given, namespace)
+
+
+def values_of(parser: argparse.ArgumentParser, action: argparse.Action, given: list[str]):
+    """As ArgumentParser._get_values(), which would drop the value of --prompt=--."""
+    return "--" if given == ["--"] and action.option_strings else VALUES(parser, action, given)
 
 
 def go_on_without_reader(stream: TextIO) -> None:
@@ -135,7 +142,7 @@ def run_command(main: Callable[[], None], only_prints: bool = False) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     argparse.ArgumentParser.error = refuse_arguments
     argparse.ArgumentParser.__init__ = partialmethod(NEW_PARSER, allow_abbrev=False)
-    argparse.ArgumentParser.parse_known_args = parse_options
+    argparse.ArgumentParser.parse_known_args, argparse.ArgumentParser._get_values = parse_options, values_of
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115

@@ -87,8 +87,9 @@ def check_parent(out: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write UTF-8. The bytes of a name that is not UTF-8 are escaped."""
     with atomic_write(path) as file:
-        file.write(text.encode("utf-8"))
+        file.write(text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").encode("utf-8"))
 
 
 def write_yaml(path: Path, content: dict) -> None:

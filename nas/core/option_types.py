@@ -35,7 +35,7 @@ def fits(value, kind) -> bool:
         return value in parts
     if origin is list:
         return isinstance(value, list) and all(fits(entry, parts[0]) for entry in value)
-    return kind is Any or (type(value) is kind and (kind is not float or math.isfinite(value)))
+    return kind is Any or (type(value) is kind and value != "" and (kind is not float or math.isfinite(value)))
 
 
 def describe(kind) -> str:

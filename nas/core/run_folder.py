@@ -63,7 +63,7 @@ class RunFolder:
         extra: keys of config.yaml beside options. marks: of options that may differ beside those of --resume.
         """
         if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
-            raise InputError(f"--run {path}: the name is not UTF-8; give another one")
+            raise InputError(f"--run {path}: the name is no {sys.getfilesystemencoding()} text; give another one")
         self.path, self.stage, self.extra, self.checkpoint = path, stage, extra or {}, path / CHECKPOINT
         unused = {*marked(ONLY_SEARCH)} - {*marked(EVERY_STAGE)} if stage != "search" else set()
         self.may_differ = {*marked(RESUME, *marks)} | unused  # options that may have another value than those recorded

@@ -4,6 +4,7 @@ Text is read in chunks, so memory does not grow with the corpus. Ids are ranked 
 adaptive softmax needs the most frequent ids first.
 """
 
+import codecs
 import errno
 import fcntl
 import hashlib
@@ -28,7 +29,7 @@ from tqdm import tqdm
 
 from nas.core.config import PIECES, DataOptions
 from nas.core.errors import InputError, rank
-from nas.core.files import read_yaml, write_yaml
+from nas.core.files import read_yaml, write_text, write_yaml
 from nas.data.sources import SPLITS, conversion, count_words, find_text, has_zeros, is_text_file, sha256_of, split_words
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE, Vocabulary, make_tokenizer, normalise
 
@@ -62,6 +63,10 @@ def prepare(options: DataOptions, tell: Callable[[str], None] = lambda text: Non
             tell(f"preparing the tokens of {options.source}{size}, once")
             if len({*digests.values()}) < len(digests):
                 tell("WARNING: two of train, valid and test are the same text, so results are not those of unseen text")
+            for path in texts.values():
+                with open(path, "rb") as file:
+                    if file.read(3) == codecs.BOM_UTF8:
+                        tell(f"NOTICE: {path} begins with a byte order mark, which is read as text; better remove it")
             part = folder.with_name(f"{folder.name}.part{own}")
             part.mkdir(parents=True, exist_ok=True)
             try:
@@ -69,7 +74,10 @@ def prepare(options: DataOptions, tell: Callable[[str], None] = lambda text: Non
             except InputError:
                 shutil.rmtree(part)
                 raise
-            part.rename(folder)
+            try:
+                part.rename(folder)
+            except OSError:  # without locks, another process may have been faster
+                shutil.rmtree(part)
     return folder
 
 
@@ -206,9 +214,9 @@ def read_chunks(path: Path, options: DataOptions) -> Iterator[bytes]:
 
 
 def chunk_end(data: bytes) -> int:
-    """The place after the last line end, else before the last space, else after the last whole character."""
-    cut = data.rfind(b"\n") + 1 or data.rfind(b" ")
-    if cut <= 0:
+    """The place after the last line end, else before the last spaces, else after the last whole character."""
+    cut = data.rfind(b"\n") + 1 or len(data[: data.rfind(b" ") + 1].rstrip(b" "))
+    if not cut:
         cut = len(data)
         while cut > len(data) - 4 and data[cut - 1] & 0xC0 == 0x80:
             cut -= 1  # move before the continuation bytes of the last character
@@ -224,7 +232,7 @@ def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> d
         for index, chunk in enumerate(read_chunks(path, options)):
             try:
                 found = second.recv() if second and index % 2 else encode_chunk(chunk, tokenizer, options)
-            except EOFError:  # it was ended, as by lack of memory
+            except (EOFError, OSError):  # it was ended, as by lack of memory
                 second, found = None, encode_chunk(chunk, tokenizer, options)
             file.write(found[0])
             words, lossless, words_kept = words + found[1], lossless and found[2], words_kept and found[3]
@@ -298,11 +306,13 @@ class Corpus:
         return Vocabulary.load(self.folder / VOCABULARY)
 
     def keep(self, name: str, write: Callable[[Path], object]) -> Path:
-        """A file beside the tokens. `write` makes it unless it exists; several processes may do so at once."""
-        if not (file := self.folder / name).exists():
+        """A file beside the tokens. `write` makes it unless it is there; several processes may do so at once."""
+        file, digest = self.folder / name, self.folder / f"{name}.sha256"
+        if not (file.exists() and digest.exists() and digest.read_text() == sha256_of(file)):
             with tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True) as temporary:
                 write(whole := Path(temporary) / name)
                 whole.replace(file)
+            write_text(digest, sha256_of(file))
         return file
 
 

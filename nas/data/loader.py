@@ -14,7 +14,8 @@ RESIDENT_SHARE = 0.1  # a stream that needs at most this share of a GPU's memory
 class ContextBatches:
     """An endless reader of a stream. It begins B rows at equal distances, and reads L tokens of each at a time.
 
-    A row goes on where the next one began, and the last one at the start of the stream. So each pass reads every token.
+    A row goes on where the next one began, and the last one at the start of the stream. So each pass reads every token,
+    but for less than B at the end, which the next pass reads.
     """
 
     def __init__(

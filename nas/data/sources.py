@@ -172,7 +172,9 @@ def has_zeros(data: bytes) -> bool:
 def conversion(data: bytes) -> str:
     """What to do with bytes that are no UTF-8 text."""
     encoding = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "UTF-16LE" if has_zeros(data) else "ENCODING"
-    return f"convert it, as with iconv -f {encoding} -t UTF-8"
+    return (
+        "unpack it, as with gunzip" if data[:2] == b"\x1f\x8b" else f"convert it, as with iconv -f {encoding} -t UTF-8"
+    )
 
 
 def split_words(text: bytes) -> list[str]:

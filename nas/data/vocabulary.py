@@ -18,7 +18,7 @@ import sentencepiece
 from nas.core.config import PIECES, DataOptions
 from nas.core.errors import InputError
 from nas.core.files import read_yaml, write_yaml
-from nas.data.sources import conversion, sha256_of
+from nas.data.sources import sha256_of
 
 FORMAT = "par-vocabulary/1"
 VOCABULARY = "vocabulary"  # its folder, in a prepared corpus and in a run
@@ -35,6 +35,7 @@ SPACE = "\u2581"  # SentencePiece's sign for a space; where a text holds it, it 
 MODEL, WORDS = "tokenizer.model", "words.txt"
 WORD, LINE = re.compile("\n| *[^ \n]+| +"), re.compile("\n|[^\n]+")  # a word has the spaces before it
 WORD_PIECE, LINE_SPACE = re.compile(f"{SPACE}*[^{SPACE}]*"), re.compile(b"^ ", re.MULTILINE)
+CHARACTERS = "".join(map(chr, (*range(1, 0x2581), *range(0x2582, 0xD800), *range(0xE000, 0x10000)))).replace(" ", "")
 MOST_KNOWN = 10_000_000  # characters of units whose ids are kept
 
 
@@ -115,6 +116,7 @@ class SentencePieceTokenizer(LineTokenizer):
         # No piece goes on after a word, so a line has the pieces of its words with the spaces before them. Unigram adds
         # the scores of a line in float32, so its rounding depends on the line. Those of BPE are ranks.
         by_word = all(map(WORD_PIECE.fullmatch, signs)) and self.processor.normalize("  a ") == f"{SPACE * 2}a{SPACE}"
+        by_word = by_word and self.processor.normalize(CHARACTERS) == CHARACTERS  # some rules make spaces of others
         by_word = by_word and all(self.processor.get_score(index).is_integer() for index in range(len(signs)))
         self.unit = WORD if by_word else LINE
         begins_with_space = self.processor.normalize("a").startswith(SPACE)
@@ -260,13 +262,9 @@ class Vocabulary:
         return cls(tokenizer, np.arange(tokenizer.size), lowercase)
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """Text -> ids [tokens]. Raises InputError if bytes are not UTF-8, unless the tokens are bytes."""
+        """Text -> ids [tokens]. Raises UnicodeDecodeError if bytes are not UTF-8, unless the tokens are bytes."""
         data = text.encode("utf-8") if isinstance(text, str) else text
-        try:
-            data = normalise(data, self.kind, self.lowercase)
-        except UnicodeDecodeError as error:
-            raise InputError(f"the text is not UTF-8 (byte {error.start}); {conversion(data)}") from None
-        return self.ranks[self.tokenizer.encode(data)]
+        return self.ranks[self.tokenizer.encode(normalise(data, self.kind, self.lowercase))]
 
     def decode(self, ids: np.ndarray) -> bytes:
         """ids [tokens] -> text, as bytes."""

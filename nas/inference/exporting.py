@@ -45,7 +45,8 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
     if is_int8:
         corpus = Corpus(prepare(model.config.data))
         check_text(run, data_digests(corpus.meta))
-    final, out = out, out.with_name(f"{out.name}.part")  # which a call that was stopped may have left
+    final = out.resolve()
+    out = final.with_name(f"{final.name}.part")  # which a call that was stopped may have left
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     model.tokenizer.save(out / VOCABULARY)

@@ -113,6 +113,8 @@ class LanguageModel:
         In training no space stands alone before a word. So after a prompt that ends in spaces, the first token has
         them, too. Raises InputError at once if an argument is out of range, or the prompt has no tokens.
         """
+        if "" in stop:
+            raise InputError("a text before which to stop is empty")
         if tokens < 0 or samples < 1 or lines < 0:
             raise InputError(f"{tokens} tokens of {samples} samples, {lines} lines: give 0, 1 and 0 or more")
         if seed is not None and not 0 <= seed < 2**63:
@@ -143,7 +145,7 @@ class LanguageModel:
 
     def begun_token(self, prompt: bytes) -> tuple[bytes, Tensor]:
         """The spaces at the end of a prompt that belong to the next token, and which tokens [V] begin with them."""
-        pieces = self.tokenizer.pieces() if self.tokenizer.kind == "sentencepiece" else []
+        pieces = self.tokenizer.pieces() if self.tokenizer.kind != "bytes" else []
         for begun in (b" " * size for size in range(len(prompt) - len(prompt.rstrip(b" ")), 0, -1)):
             fits = [piece.startswith(begun) and piece.strip() != b"" for piece in pieces]
             if any(fits):
@@ -158,9 +160,14 @@ class LanguageModel:
         return [word for word in words if word not in self.tokenizer.tokenizer.ids]
 
     def check_text(self, data: bytes) -> None:
-        """Raises InputError for UTF-16 without a mark, which is valid UTF-8, too."""
-        if self.tokenizer.kind != "bytes" and has_zeros(data):
-            raise InputError(f"the text has many zero bytes, like UTF-16; {conversion(data)}")
+        """Raises InputError unless it is UTF-8, or the tokens are bytes. UTF-16 without a mark may be UTF-8, too."""
+        if self.tokenizer.kind != "bytes":
+            try:
+                data.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise InputError(f"the text is not UTF-8 (byte {error.start}); {conversion(data)}") from None
+            if has_zeros(data):
+                raise InputError(f"the text has many zero bytes, like UTF-16; {conversion(data)}")
 
     def read_network(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """What read_text() returns for a stream; empty for a single token. None without a network."""
@@ -173,8 +180,8 @@ class LanguageModel:
     def score(self, text: str | bytes, by_line: bool = False) -> Score:
         """The nll of a text by the evaluation protocol, at the lengths and the batch size of the configuration.
 
-        by_line: each line is a stream of its own. Raises InputError if no stream has two tokens, or if the text is not
-        UTF-8 and the tokens are not bytes.
+        by_line: each line is a stream of its own, after a line end. Raises InputError if no stream has two tokens, or
+        if the text is not UTF-8 and the tokens are not bytes.
         """
         data = text.encode("utf-8") if isinstance(text, str) else text
         vocabulary, mixture = self.tokenizer, self.mixture
@@ -183,7 +190,9 @@ class LanguageModel:
         encoded = [vocabulary.encode(line) for line in lines]
         ids = np.concatenate([*encoded, np.empty(0, np.uint32)])
         line_of = np.repeat(np.arange(len(lines)), [len(line) for line in encoded])
-        streams = [line for line in encoded if len(line)] if by_line else [ids]
+        begin = [vocabulary.line_end] if by_line and vocabulary.line_end is not None else []
+        begin = np.array(begin, dtype=ids.dtype)
+        streams = [np.append(begin, line) for line in encoded if len(line)] if by_line else [ids]
         if max(map(len, streams), default=0) < 2:
             raise InputError(f"the text has {len(ids)} tokens; scoring needs two in {'a line' if by_line else 'all'}")
         network, mixed, shares = [], [], []
@@ -193,7 +202,7 @@ class LanguageModel:
             if mixture:
                 nll, share = mixture.mix(mixture.look(stream, *read))
                 mixed.append(nll)
-                shares.append(np.pad(share, ((1, 0), (0, 0))))
+                shares.append(np.pad(share, ((1, 0), (0, 0)))[len(begin) :])
         decoded = vocabulary.decode(ids)
         original = {
             "words": count_words(data),
@@ -203,7 +212,7 @@ class LanguageModel:
         }
 
         def scored(nlls: list[np.ndarray], **more) -> Score:
-            nll = np.concatenate([np.append(np.nan, one) for one in nlls])
+            nll = np.concatenate([np.append(np.nan, one)[len(begin) :] for one in nlls])
             metrics = text_metrics(float(np.nansum(nll)), int(np.isfinite(nll).sum()), original)
             return Score(lines, ids, line_of, nll, metrics, **more)
 

@@ -97,7 +97,7 @@ def with_origin(config: Config, pattern: list[str], run: Path) -> tuple[Config, 
     if (run / CHECKPOINT).exists():
         begun = load_config(run / CONFIG, [])
         return with_vocabulary(config, begun, begun.data.tokenizer), None
-    folder = Path(config.train.init_from)
+    folder = Path(config.train.init_from).expanduser()
     origin = read_trained(folder)
     prefix = f"train.init_from={folder}"
     if origin.pattern != pattern:

@@ -42,3 +42,8 @@ class Pace:
         write_jsonl(self.file, self.made)
         self.running, self.repeated = choices[choice][:1], len(self.made)
         return choice
+
+    def run_instead(self, shares: list[float]) -> None:
+        """Tell the shares of trainings that networks add now, of which untried ones add more than was planned."""
+        if self.running:
+            self.running = [(share, 1) for share in sorted(shares, reverse=True)[:: self.estimate.at_once]]

@@ -175,6 +175,9 @@ def train_rung(strategy: Strategy, before: Rung, rung: Rung) -> None:
     waiting = strategy.trials.finished(before)
     while waiting:
         promoted = strategy.promote(waiting, before, rung)
+        if strategy.pace:
+            reached = {point.network: point.share for point in strategy.trials.points}
+            strategy.pace.run_instead([rung.share - reached.get(network, 0.0) for network in promoted])
         if train(strategy.trials, promoted, rung.share):
             return
         waiting = [network for network in waiting if network not in promoted]

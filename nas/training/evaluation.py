@@ -25,6 +25,7 @@ from nas.training.device import Runtime
 
 NO_WORDS = "no comparable word perplexity: the tokens lose words, or the text has none, or very long ones"
 NO_TEXT = "not comparable: the tokens do not keep the text"
+MOST_NATS = math.log(1e9)  # of a word; larger word perplexities tell nothing
 LONGEST_WORD = 24  # bytes of a word and the space after it, on average
 
 
@@ -145,15 +146,16 @@ def text_metrics(total: float, counted: int, original: dict) -> dict:
     the tokens keep its words (`words_kept`) and itself (`lossless`). Text without spaces, such as Chinese or DNA, has
     no words to compare.
     """
-    words = max(original["words"], 1)
+    mean = total / max(original["words"], 1)
+    has_words = original["words_kept"] and original["bytes"] <= LONGEST_WORD * original["words"] and mean <= MOST_NATS
     return {
         "nll": total,
         "tokens": counted,
         "nll_per_token": total / counted,
         "perplexity": perplexity(total / counted),
         "words": original["words"],
-        "word_perplexity": perplexity(total / words),
-        "word_perplexity_comparable": original["words_kept"] and original["bytes"] <= LONGEST_WORD * original["words"],
+        "word_perplexity": perplexity(mean),
+        "word_perplexity_comparable": has_words,
         "bytes": original["bytes"],
         "bits_per_byte": total / math.log(2) / original["bytes"],
         "bits_per_byte_comparable": original["lossless"],
