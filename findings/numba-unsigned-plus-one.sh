@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Numba adds 1 to an unsigned 64-bit number as a signed one; NumPy stays unsigned.
 # Guess: a hash in numpy.uint64 plus a literal is a numpy.uint64 in compiled code, as NumPy 2 makes it.
-# Seen: the literal is int64, and the sum is int64: 2**63 + 4 is negative, and // and % of it have other results.
+# Seen: the sum is int64: 2**63 + 4 is negative, and % of it has another result.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -20,5 +20,6 @@ def bucket(key):
 compiled, key = numba.njit(bucket), np.uint64(2**63 + 3)
 print(f"NumPy {bucket(key)}, compiled {compiled(key)}")
 assert int(bucket(key)) == (2**63 + 4) % 1000 == 812
+assert numba.typeof(numba.njit(lambda number: number + 1)(key)) == numba.int64
 assert compiled(key) == (2**63 + 4 - 2**64) % 1000 != 812
 END

@@ -2,8 +2,7 @@
 # After quantize_dynamic of ONNX Runtime, the result for a text depends on the others in its batch.
 # Guess: weights are int8 and activations have a scale for each row, so a row has the same result alone and in a
 # batch.
-# Seen: one scale serves all rows. Beside a row 100 times as large, the error of the first row grows about fifty
-# times.
+# Seen: one scale serves all rows. Beside a row 100 times as large, the error of the first row grows more than ten times.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

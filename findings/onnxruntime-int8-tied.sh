@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # quantize_dynamic of ONNX Runtime leaves the product of a tied output layer in float32, or stores the table twice.
 # Guess: a table that is embedding and, transposed, output layer becomes int8, and its product an integer product.
-# Seen: the table is stored as int8, and made float32, transposed and multiplied as such in each run. After
+# Seen: the table is stored as int8, and made float32, transposed and multiplied by MatMul in each run. After
 # quant_pre_process the product is of integers, and the file holds the table and its transpose.
 set -euo pipefail
 folder=$(mktemp -d)
@@ -34,7 +34,9 @@ own = operators([embed, helper.make_node("MatMul", ["h", "t"], ["y"])], {"e": ta
 shared = operators(tied, {"e": table})
 print(f"two tables: {own}\none table: {shared}")
 assert "MatMulInteger" in own and "MatMulInteger" not in shared
-assert "MatMul" in shared and "Transpose" in shared
+assert "MatMul" in shared and "Transpose" in shared and "DequantizeLinear" in shared
+stored = {one.name: one.data_type for one in onnx.load("int8.onnx").graph.initializer if one.dims == [64, 16]}
+assert set(stored.values()) <= {TensorProto.INT8, TensorProto.UINT8} and stored
 quant_pre_process("whole.onnx", "folded.onnx", skip_symbolic_shape=True)
 quantize_dynamic("folded.onnx", "int8.onnx")
 graph = onnx.load("int8.onnx").graph

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # p of scipy.stats.dunnett differs from call to call for the same samples; that of tukey_hsd does not.
 # Guess: a test without resampling has one p for one set of samples.
-# Seen: the integral is computed with random points. Six calls give six values, which differ in the fourth digit;
-# rng=0 fixes them.
+# Seen: the integral is computed with random points. Six calls give several values; rng=0 fixes them.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

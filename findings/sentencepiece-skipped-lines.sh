@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # The trainer of SentencePiece skips each line that holds U+2585, a block that bars and charts are drawn with.
 # Guess: the character is a character: if it has no piece, bytes stand for it, and the rest of the line is learned.
-# Seen: a word of 400 lines gets no piece, because each of these lines holds U+2585. At the log level of 1 the trainer
-# says so.
+# Seen: a word of 400 lines gets no piece, because each of these lines holds U+2585.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -2,8 +2,8 @@
 # The pieces of a word in a unigram model depend on the words before it, although no piece crosses a space.
 # Guess: the best path through a line is that of its words, because no piece goes on after a space. So words can be
 # cached.
-# Seen: scores are summed in float32 along the line, so near ties are decided by what stands before. BPE has no such
-# lines.
+# Seen: a word whose pieces have the same scores in two orders takes one of them by what stands before in the line. BPE
+# has no such lines.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -32,7 +32,9 @@ for kind in ("bpe", "unigram"):
     for line in junk:
         first, *others = line.split(" ")
         by_word = processor.encode(first) + [token for word in others for token in processor.encode(f" {word}")]
-        unlike += by_word != processor.encode(line)
+        by_line = processor.encode(line)
+        unlike += by_word != by_line
+        assert sorted(by_word) == sorted(by_line)
     print(f"{kind}: {len(crossing)} pieces cross a space; {unlike} of {len(junk)} lines differ from their words")
     assert not crossing and (unlike > 0) == (kind == "unigram")
 END
