@@ -28,9 +28,7 @@ def parse_arguments() -> Namespace:
     parser.add_argument("--top-p", type=float, metavar="P", help="draw from the fewest tokens that sum to at least P")
     stop = "end the new text before TEXT (may be repeated)"
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help=stop)
-    parser.add_argument(
-        "--lines", type=int, default=0, metavar="N", help="end the new text after N lines (0: no limit)"
-    )
+    parser.add_argument("--lines", type=int, default=0, metavar="N", help="end the new text after N lines; 0: none")
     parser.add_argument("--seed", type=int, metavar="S", help="repeats the text (default: another text each time)")
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="number of texts (default: 1)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
@@ -38,7 +36,8 @@ def parse_arguments() -> Namespace:
     parser.add_argument("--out", metavar="FILE", type=Path, help=out)
     arguments = parser.parse_intermixed_args()
     if arguments.stdin not in (None, "-"):
-        raise InputError(f"{arguments.stdin!r} is not '-'; give a prompt with --prompt TEXT")
+        advice = "put quotes around a prompt" if arguments.prompt else "give a prompt with --prompt TEXT"
+        raise InputError(f"{arguments.stdin!r} is not '-'; {advice}")
     if sum(given is not None for given in (arguments.stdin, arguments.prompt, arguments.prompt_file)) > 1:
         raise InputError("give only one of --prompt, --prompt-file and -")
     return arguments
@@ -96,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_command(main, only_prints=True)
+    run_command(main, only_prints=not any(argument.startswith("--out") for argument in sys.argv))

@@ -32,27 +32,10 @@ from nas.search.surrogate import Point, Surrogate
 from nas.training.evaluation import text_metrics
 from nas.training.passes import resolve_auto
 from tests.conftest import made_up_text
-from tests.processes import ROOT, command_of, refuse, succeed
+from tests.processes import ROOT, command_of, refuse, succeed, wait_for
 
-NAMES = (
-    "2024_10",
-    "007",
-    "12:30",
-    "no",
-    "1e3",
-    "null",
-    "~name",
-    "Book #1",
-    "[a",
-    "{b",
-    "%c",
-    "&d",
-    "*e",
-    "!f",
-    "@g",
-    "${h}",
-)
-NAMES += "${h}", "???", "a: b", "- x", '"q"', "it's", "naïve", "a,b", "0x1F", "1_000.5"
+NAMES = ["2024_10", "007", "12:30", "no", "1e3", "null", "~name", "Book #1", "[a", "{b", "%c", "&d", "*e", "!f", "@g"]
+NAMES += ["${h}", "???", "a: b", "- x", '"q"', "it's", "naïve", "a,b", "0x1F", "1_000.5"]
 
 
 @pytest.mark.parametrize("ending", ["", ".txt"])
@@ -65,7 +48,6 @@ def test_a_text_may_have_any_name(ending, small_yaml, tmp_path, monkeypatch):
     printed = succeed(
         "prepare", small_yaml, f"data.source=Book #1{ending}", f"data.cache={tmp_path / 'c'}", cwd=tmp_path
     )
-    assert f"{len((tmp_path / f'Book #1{ending}').read_bytes()) * 9 // 10 // 1000},"[:2] in printed
     facts = read_yaml(Path(printed.splitlines()[1].split(" (")[0]) / "meta.yaml")["splits"]
     assert sum(one["bytes"] for one in facts.values()) == len(made_up_text(200, 1).encode())
 
@@ -104,6 +86,7 @@ def test_a_text_is_split_where_it_can_be(text, parts, tmp_path):
             (WORDS * 20).encode() + b"caf\xe9 " + (WORDS * 3000).encode(),
             r"error: [^:]*not UTF-8 text \(byte 543 of the t",
         ),
+        ((WORDS * 30).encode() + bytes(4096), "remove the zero bytes"),
         (gzip.compress(random.Random(1).randbytes(9000)), "unpack it, as with gunzip"),
         (b"\n" * 5000, "has nothing but line ends"),
         (b"ab", "too short to split 90/5/5"),
@@ -137,6 +120,13 @@ def test_words_have_the_ids_that_sentencepiece_gives_to_their_line(method, rule,
     assert tokenizer.decode(tokenizer.encode(marked)) == marked and tokenizer.is_exact
 
 
+@pytest.mark.parametrize("method", ["bpe", "unigram"])
+def test_a_rare_space_is_a_space(method):
+    lines = [">one part of it", *("".join(random.Random(line).choices("ACGT", k=60)) for line in range(3000))]
+    tokenizer = SentencePieceTokenizer.train(lines, method, 300, True)
+    assert tokenizer.decode(tokenizer.encode(lines[0].encode())) == lines[0].encode()
+
+
 def test_lines_with_bars_are_learned():
     """findings/sentencepiece-skipped-lines.sh"""
     text = "quagga \u2585 quagga\n" * 400
@@ -166,8 +156,8 @@ def test_a_cache_serves_several_people(tmp_path, text_folder):
         with pytest.raises(InputError, match=r"data\.cache=.*cache cannot be written: Permission denied; give another"):
             prepare(DataOptions(source=str(text_folder), cache=options.cache, tokenizer="words"))
 
-    for path in (text_folder, *text_folder.parents):
-        if path.stat().st_uid == os.getuid() and path != Path("/"):
+    for path in (text_folder, *text_folder.parents) if os.getuid() == 0 else ():
+        if "pytest-of-" in str(path):
             path.chmod(path.stat().st_mode | 0o055)
     process = multiprocessing.get_context("fork").Process(target=other_account)
     process.start()
@@ -181,8 +171,7 @@ def test_waiting_for_a_cache_and_a_cache_without_locks_are_told(tmp_path, text_f
     fcntl.flock(lock, fcntl.LOCK_EX)
     thread = threading.Thread(target=prepare, args=(options, told.append))
     thread.start()
-    while not told:
-        thread.join(0.01)
+    wait_for(lambda: told)
     assert told == [f"waiting for another process that prepares a text in {tmp_path}"] and not list(tmp_path.glob("t*"))
     os.close(lock)
     thread.join()
@@ -218,6 +207,7 @@ def test_a_preparation_that_is_killed_keeps_its_finished_splits(tmp_path, text_f
     assert len([*folder.rglob("*")]) == len([*whole.rglob("*")])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="forks are safe on Linux only")
 def test_two_processes_encode_as_one_does_even_if_one_ends(tmp_path, text_folder, monkeypatch):
     monkeypatch.setattr(corpus, "CHUNK", 300)
     encode, parent, chunks, senders = corpus.encode_chunk, os.getpid(), [], []
@@ -236,6 +226,7 @@ def test_two_processes_encode_as_one_does_even_if_one_ends(tmp_path, text_folder
 
     monkeypatch.setattr(corpus, "encode_chunk", encode_chunk)
     monkeypatch.setattr(corpus, "Pipe", pipe)
+    monkeypatch.setattr(corpus, "count_cores", lambda: 2)
     folders = {}
     for name, least in (("one", 1 << 40), ("two", 0), ("ended", 0)):
         ends_at = folders["one"][1][5] if name == "ended" else None
@@ -391,7 +382,7 @@ def test_numbers_at_the_edge(small_config, memory_corpus):
     assert resolve_auto(config, memory_corpus(2, tokens, tokens)).model.cutoffs == []
     with pytest.raises(InputError, match=r"temperature.end=1e-38 must be a number of at least 0.001"):
         small_config("search.temperature.end=1e-38")
-    with pytest.raises(InputError, match=r"data.cache= must be text"):
+    with pytest.raises(InputError, match=r"data.cache=null must be text"):
         small_config("data.cache=")
     assert small_config("train.steps=010", "seed=0x1F", "train.lr=1e-3").train.steps == 10
     with pytest.raises(InputError, match=r"train.steps=1:30 must be"):

@@ -103,7 +103,7 @@ def test_a_training_that_stops_at_a_step_goes_on_exactly(tmp_path, small_yaml, p
     assert "--until 0 must be a step from 1" in refuse("retrain", pattern, small_yaml, "--run", whole, "--until", "0")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_saves_and_prints_how_to_resume(tmp_path, small_yaml, number, whole_search):
     stopped, more = tmp_path / "stopped", [*LONG, "train.checkpoint_every=100000"]
     status, errors = kill_at_random(["search", small_yaml, "--run", stopped, *more], stopped, (0.0, 0.3), number)
@@ -122,6 +122,11 @@ def test_only_a_second_ctrl_c_interrupts_at_once():
         assert stop.received
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
+    with StopSignal() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert not stop.received
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_an_early_ctrl_c_ends_a_command_and_the_server_that_still_imports(tmp_path, small_yaml):

@@ -76,7 +76,7 @@ Auto = Literal["auto"]
 Natural, Count, Two = (Annotated[int, at_least(number)] for number in (0, 1, 2))
 Even = Annotated[int, Rule("an even number", lambda number: number % 2 == 0), at_least(2)]
 Positive, NotNegative = Annotated[float, above(0)], Annotated[float, at_least(0)]
-Temperature = Annotated[float, at_least(0.001)]  # lower ones leave the numbers of float32
+Temperature = Annotated[float, at_least(0.001)]  # far lower ones overflow float32
 Share, Dropout = Annotated[float, at_least(0), at_most(1)], Annotated[float, at_least(0), below(1)]
 Multiple = Annotated[str, Rule("a multiple of d_model such as 4x", MULTIPLE.fullmatch)]
 RISING = Rule("{} of increasing whole numbers from 1, such as [250, 2500]", lambda ids: ids == sorted({*ids}))

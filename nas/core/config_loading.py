@@ -112,7 +112,7 @@ def read_override(text: str) -> dict[str, Any]:
     if not key or not equals:
         raise InputError(f"{text!r} is not of the form section.key=value")
     kind = options()[key].kind if key in options() else str
-    if value and (not fits(value, kind) or (value == "null" and fits(None, kind))):
+    if not fits(value, kind) or (value == "null" and fits(None, kind)):
         with suppress(yaml.YAMLError, ValueError):
             return {key: yaml.load(value, Loader)}
     return {key: value}

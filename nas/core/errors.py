@@ -64,14 +64,23 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
+def handle_stops(handler: Callable) -> dict:
+    """Handle Ctrl-C, SIGTERM and, unless it is ignored as by nohup, SIGHUP. Returns {signal: earlier handler}."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return {number: signal.signal(number, handler) for number in STOPS[: 2 if ignored else 3]}
+
+
 class StopSignal:
-    """Store Ctrl-C and SIGTERM in a flag that the loop reads between steps. A second Ctrl-C interrupts at once."""
+    """Store Ctrl-C, SIGTERM and SIGHUP in a flag that the loop reads between steps.
+
+    A second Ctrl-C interrupts at once.
+    """
 
     def __init__(self):
         self.received = False
 
     def __enter__(self) -> "StopSignal":
-        self.handlers = {number: signal.signal(number, self.handle) for number in STOPS}
+        self.handlers = handle_stops(self.handle)
         return self
 
     def __exit__(self, kind, *_) -> None:
@@ -88,9 +97,8 @@ class StopSignal:
 
 
 def interrupt_on_signals() -> None:
-    """Let SIGTERM and Ctrl-C raise KeyboardInterrupt, also in background jobs, which else ignore Ctrl-C."""
-    for number in STOPS:
-        signal.signal(number, signal.default_int_handler)
+    """Let Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, also in background jobs, which else ignore Ctrl-C."""
+    handle_stops(signal.default_int_handler)
 
 
 def refuse_arguments(parser: argparse.ArgumentParser, message: str) -> NoReturn:
@@ -99,6 +107,8 @@ def refuse_arguments(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     known = nearest(unknown[0], parser._option_string_actions, least=0.6) if unknown else ""
     if message.startswith("unrecognized arguments") and known:
         message += f"; the nearest option is {known}"
+    elif unknown and "." in unknown[0]:
+        message += f"; write {unknown[0][2:]}=VALUE"
     if message.endswith("expected one argument"):
         option = message.split()[1].split("/")[0].rstrip(":")
         message += f"; write {option}=VALUE if the value begins with a dash"
@@ -106,7 +116,9 @@ def refuse_arguments(parser: argparse.ArgumentParser, message: str) -> NoReturn:
 
 
 def parse_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None, namespace=None):
-    """As ArgumentParser.parse_known_args(), but section.key=value may have dashes in front, where it is an argument."""
+    """As ArgumentParser.parse_known_args(), but section.key=value may have dashes in front, in commands with such
+    arguments (`overrides`).
+    """
     given = sys.argv[1:] if arguments is None else arguments
     if any(action.dest == "overrides" for action in parser._actions):
         given = [OPTION.sub("", argument) for argument in given]
@@ -133,7 +145,7 @@ def go_on_without_reader(stream: TextIO) -> None:
 def run_command(main: Callable[[], None], only_prints: bool = False) -> None:
     """Run main() of a command; turn the errors above, Ctrl-C and disk errors into one line and an exit status.
 
-    only_prints: there is nothing to do for it when the reader of its output ends.
+    only_prints: the command writes no file, so it ends when the reader of its output ends.
     """
     # By default GNU OpenMP's threads spin while they wait, which makes a step about ten times slower if another process
     # is busy. OpenMP reads the variable when main() imports torch.

@@ -14,7 +14,8 @@ from nas.core.errors import InputError
 
 # What was expected where a parser of YAML reports a problem, by a part of its message. {opened}: a line.
 EXPECTED = {
-    "mapping values": "expected one `key: value` in a line, and a `:` after the name of a section",
+    "mapping values": "expected one `key: value` in a line, and a `:` after a section; texts with `: ` need quotes",
+    "escape sequence": "in double quotes \\ begins a code; use single quotes",
     "',' or": "the bracket of line {opened} must be closed before",
     "node content": "a value or a closing bracket is missing",
     "end of stream": "the quote or bracket of line {opened} must be closed",
@@ -23,6 +24,7 @@ EXPECTED = {
     "duplicate key": "a key may occur only once in a section",
     "cannot start any token": "put this value in quotes",
     "alias": "put a value that begins with * in quotes",
+    "alphabetic or numeric": "put a value that begins with * or & in quotes",
 }
 END = b"\n..."  # of a YAML document; it shows that a copy has not been cut short
 
@@ -47,9 +49,8 @@ class Loader(yaml.SafeLoader):
                 return int(node.value, base)
         return node.value if ":" in node.value else self.construct_yaml_float(node)
 
-
-for kind in ("int", "float"):
-    Loader.add_constructor(f"tag:yaml.org,2002:{kind}", Loader.construct_number)
+    numbers = dict.fromkeys((f"tag:yaml.org,2002:{kind}" for kind in ("int", "float")), construct_number)
+    yaml_constructors = yaml.SafeLoader.yaml_constructors | numbers
 
 
 @contextmanager

@@ -30,7 +30,17 @@ from tqdm import tqdm
 from nas.core.config import PIECES, DataOptions
 from nas.core.errors import InputError, rank
 from nas.core.files import read_yaml, write_text, write_yaml
-from nas.data.sources import SPLITS, conversion, count_words, find_text, has_zeros, is_text_file, sha256_of, split_words
+from nas.core.run_folder import count_cores
+from nas.data.sources import (
+    SPLITS,
+    conversion_advice,
+    count_words,
+    find_text,
+    has_zeros,
+    is_text_file,
+    sha256_of,
+    split_words,
+)
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE, Vocabulary, make_tokenizer, normalise
 
 FORMAT = "par-tokens/5"
@@ -201,16 +211,19 @@ def read_chunks(path: Path, options: DataOptions) -> Iterator[bytes]:
     with open(path, "rb") as file:
         while data := rest + (block := file.read(CHUNK)):
             cut = chunk_end(data) if block else len(data)
-            advice = f"{conversion(data)}; data.tokenizer=bytes reads any file"
             try:
                 chunk = normalise(data[:cut], options.tokenizer, options.lowercase)
             except UnicodeDecodeError as error:
                 place = f"byte {offset + error.start} of the {path.stem} split"
-                raise InputError(f"data.source={options.source} is not UTF-8 text ({place}); {advice}") from None
+                raise InputError(f"data.source={options.source} is not UTF-8 text ({place}); {advice(data)}") from None
             if options.tokenizer != "bytes" and has_zeros(chunk):
-                raise InputError(f"data.source={options.source} has many zero bytes, like UTF-16; {advice}")
+                raise InputError(f"data.source={options.source} has many zero bytes, like UTF-16; {advice(data)}")
             yield chunk
             rest, offset = data[cut:], offset + cut
+
+
+def advice(data: bytes) -> str:
+    return f"{conversion_advice(data)}; data.tokenizer=bytes reads any file"
 
 
 def chunk_end(data: bytes) -> int:
@@ -259,8 +272,11 @@ def encode_chunk(chunk: bytes, tokenizer, options: DataOptions) -> tuple[bytes, 
 
 @contextmanager
 def second_process(path: Path, tokenizer, options: DataOptions) -> Iterator[Connection | None]:
-    """Give encode_chunk() of every second chunk from a fork. None for a short file, and where forks are not safe."""
-    if path.stat().st_size < SHARED or sys.platform != "linux" or len(os.sched_getaffinity(0)) < 2:
+    """Give encode_chunk() of every second chunk from a fork.
+
+    None for a short file, on one core, and where forks are not safe.
+    """
+    if path.stat().st_size < SHARED or sys.platform != "linux" or count_cores() < 2:
         yield None
         return
     receiver, sender = Pipe(duplex=False)

@@ -15,7 +15,7 @@ class ContextBatches:
     """An endless reader of a stream. It begins B rows at equal distances, and reads L tokens of each at a time.
 
     A row goes on where the next one began, and the last one at the start of the stream. So each pass reads every token,
-    but for less than B at the end, which the next pass reads.
+    but for less than B, or B images, at the end. The next pass reads these.
     """
 
     def __init__(

@@ -169,12 +169,16 @@ def has_zeros(data: bytes) -> bool:
     return data.count(0) > MOST_ZEROS * len(data)
 
 
-def conversion(data: bytes) -> str:
-    """What to do with bytes that are no UTF-8 text."""
-    encoding = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "UTF-16LE" if has_zeros(data) else "ENCODING"
-    return (
-        "unpack it, as with gunzip" if data[:2] == b"\x1f\x8b" else f"convert it, as with iconv -f {encoding} -t UTF-8"
-    )
+def conversion_advice(data: bytes) -> str:
+    """How to make UTF-8 text of bytes that are none."""
+    if data[:2] == b"\x1f\x8b":
+        return "unpack it, as with gunzip"
+    if bytes(64) in data:
+        return "remove the zero bytes, as with tr -d '\\0'"
+    width = "32" if b"\0\0" in data[:4] else "16"
+    order = "" if (marked := data[:2] in (b"\xff\xfe", b"\xfe\xff")) else "BE" if data[:1] == b"\0" else "LE"
+    encoding = f"UTF-{width}{order}" if marked or has_zeros(data) else "ENCODING"
+    return f"convert it, as with iconv -f {encoding} -t UTF-8"
 
 
 def split_words(text: bytes) -> list[str]:

@@ -24,6 +24,7 @@ FORMAT = "par-vocabulary/1"
 VOCABULARY = "vocabulary"  # its folder, in a prepared corpus and in a run
 VOCABULARY_FILE, TOKENIZER_IDS = "vocabulary.yaml", "ids.npy"
 LOSSLESS = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "byte_fallback": True}
+LOSSLESS |= {"required_chars": "\u2581"}  # a space has a piece, however rare it is
 NO_MARKS = {"add_dummy_prefix": False, "bos_id": -1, "eos_id": -1}  # at the start or the end of a text
 OPTIONS = {"bpe": {"allow_whitespace_only_pieces": True, "unk_piece": "\u2047"}}  # indentation; <unk> is text
 TRAINING_BYTES = 20_000_000  # pieces are learned from about this much text, spread evenly over the train split

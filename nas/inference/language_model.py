@@ -14,8 +14,8 @@ from torch import Tensor
 from models.transformer_xl import TransformerXL
 from nas.core.config import Config
 from nas.core.errors import InputError
-from nas.data.sources import conversion, count_words, has_zeros, is_text, split_words
-from nas.data.vocabulary import VOCABULARY, Vocabulary
+from nas.data.sources import conversion_advice, count_words, has_zeros, is_text, split_words
+from nas.data.vocabulary import VOCABULARY, Vocabulary, normalise
 from nas.inference.generation import Predictor, Sampling, TextWriter, generate_tokens
 from nas.mixture.mixture import Mixture, load_mixture
 from nas.retraining.weights import read_trained, set_weights
@@ -120,7 +120,7 @@ class LanguageModel:
         if seed is not None and not 0 <= seed < 2**63:
             raise InputError(f"seed {seed} must be from 0 to 2**63 - 1")
         data = prompt.encode("utf-8", "surrogateescape") if isinstance(prompt, str) else prompt
-        self.check_text(data)
+        self.check_utf8(data)
         begun, may_begin = self.begun_token(data)
         if not len(ids := self.tokenizer.encode(data.removesuffix(begun))):
             if self.config.model.grid:
@@ -156,18 +156,18 @@ class LanguageModel:
         """The words of a text that a vocabulary of words reads as <unk>, each once."""
         if self.tokenizer.kind != "words":
             return []
-        words = dict.fromkeys(split_words(text.lower() if self.tokenizer.lowercase else text))
+        words = dict.fromkeys(split_words(normalise(text, "words", self.tokenizer.lowercase)))
         return [word for word in words if word not in self.tokenizer.tokenizer.ids]
 
-    def check_text(self, data: bytes) -> None:
+    def check_utf8(self, data: bytes) -> None:
         """Raises InputError unless it is UTF-8, or the tokens are bytes. UTF-16 without a mark may be UTF-8, too."""
         if self.tokenizer.kind != "bytes":
             try:
                 data.decode("utf-8")
             except UnicodeDecodeError as error:
-                raise InputError(f"the text is not UTF-8 (byte {error.start}); {conversion(data)}") from None
+                raise InputError(f"the text is not UTF-8 (byte {error.start}); {conversion_advice(data)}") from None
             if has_zeros(data):
-                raise InputError(f"the text has many zero bytes, like UTF-16; {conversion(data)}")
+                raise InputError(f"the text has many zero bytes, like UTF-16; {conversion_advice(data)}")
 
     def read_network(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """What read_text() returns for a stream; empty for a single token. None without a network."""
@@ -185,7 +185,7 @@ class LanguageModel:
         """
         data = text.encode("utf-8") if isinstance(text, str) else text
         vocabulary, mixture = self.tokenizer, self.mixture
-        self.check_text(data)
+        self.check_utf8(data)
         lines = io.BytesIO(data).readlines()  # only a line feed ends a line
         encoded = [vocabulary.encode(line) for line in lines]
         ids = np.concatenate([*encoded, np.empty(0, np.uint32)])

@@ -18,9 +18,9 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from nas.core.errors import STOPS
 from nas.core.run_folder import count_cores
 
-BLOCKED = signal.SIGINT, signal.SIGTERM, signal.SIGHUP  # by the server
 PRELOADED = ["torch", "torch._dynamo", "torch.utils.tensorboard", "sentencepiece", "numba"]
 POLL_S = 0.2
 LOCK = threading.Lock()  # multiprocessing polls all children at each start; two polls of one child disturb each other
@@ -59,7 +59,7 @@ def start(function: Callable, *arguments) -> BaseProcess:
     context.set_forkserver_preload(PRELOADED)
     with LOCK:
         resource_tracker.ensure_running()  # its start unblocks signals
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         try:
             forkserver.ensure_running()  # the server inherits the mask
         finally:
@@ -100,7 +100,7 @@ def interrupt(process: BaseProcess) -> None:
 def run_command(arguments: list[str], out: Path | None, errors: Path | None, cwd: Path, environment: dict) -> None:
     """Run a command in the fork. A session of its own keeps away the terminal's Ctrl-C, which the parent passes on."""
     os.setsid()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     for file, descriptor in ((out, 1), (errors, 2)):
         if file:
             os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND), descriptor)

@@ -25,7 +25,7 @@ class Pace:
 
     def choose(self, choices: list[Batches], planned: int | None = None) -> int:
         """The index of the first choice that fits the time; if none does, of the last. The first batch of each runs
-        now, and the others are those that it must leave time for. planned: the choice that may take a little longer.
+        now, and the others are those that it must leave time for. planned: the choice that may take TOLERANCE times it.
         """
         if self.repeated < len(self.made):
             known = self.made[self.repeated]
