@@ -62,7 +62,7 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
         difference = write_graph(model, out)
         lines = [f"ONNX Runtime differs from PyTorch by at most {difference:.1g} nats for 1,000 random tokens"]
     if is_int8:
-        print("evaluating float32 and int8 on valid", flush=True)
+        print("evaluating float32 and int8 on valid, to which the mixture is fitted", flush=True)
     if form == "par-int8":
         for name, own in (("float32", model), ("int8", load_model(out, "cpu"))):
             compared.append(f"{name}: {bits_on_valid(own, corpus):.4f} bits per byte on valid")
