@@ -30,7 +30,7 @@ END = b"\n..."  # of a YAML document; it shows that a copy has not been cut shor
 
 
 class Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a section, of which YAML would take the last.
+    """Refuses a key that stands twice in a section. YAML would take the last.
 
     Numbers are decimal: to YAML, 010 is eight and 1:30 is ninety.
     """

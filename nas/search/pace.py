@@ -25,7 +25,7 @@ class Pace:
 
     def choose(self, choices: list[Batches], planned: int | None = None) -> int:
         """The index of the first choice that fits the time; if none does, of the last. The first batch of each runs
-        now, and the others are those that it must leave time for. planned: the choice that may take TOLERANCE times it.
+        now, and the others are those that it must leave time for. planned: the choice that may take TOLERANCE of it.
         """
         if self.repeated < len(self.made):
             known = self.made[self.repeated]
@@ -44,6 +44,6 @@ class Pace:
         return choice
 
     def run_instead(self, shares: list[float]) -> None:
-        """Tell the shares of trainings that networks add now, of which untried ones add more than was planned."""
+        """Replace the batch that was planned. shares: of a training that each network adds; untried ones add all."""
         if self.running:
             self.running = [(share, 1) for share in sorted(shares, reverse=True)[:: self.estimate.at_once]]
