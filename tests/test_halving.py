@@ -11,7 +11,7 @@ from nas.core.errors import RunError
 from nas.costs.cost_table import FLOPS, CostTable
 from nas.search import pace as paces
 from nas.search import strategy as strategies
-from nas.search.network_search import AFTER_S, choice_record, overfit_warning, pi_lines, whole_seconds
+from nas.search.network_search import choice_record, last_seconds, overfit_warning, pi_lines
 from nas.search.pace import Pace
 from nas.search.space import Network, NetworkCosts, first_candidates, neighbours
 from nas.search.strategy import MOST_TRIED, Strategy, successive_halving
@@ -152,9 +152,16 @@ def test_a_text_that_is_read_again_decides_between_vocabularies_at_the_end_of_tr
 
 def test_the_time_of_a_search_counts_each_part_of_a_training_once():
     """Each eighth of a training that trials and the two last trainings take, with an estimate of 8 seconds for one."""
-    for rungs, eighths in ((RUNGS, 12 + 1 + 5 + 4), (AGAIN_RUNGS, 8 + 1 + 5 + 6 + 8)):
-        rest = 8 * (1 - rungs[-1].share)
-        assert whole_seconds(Estimate(0.0, 8.0, 1), rungs) == (AFTER_S, pytest.approx(eighths + 8 + rest))
+    for rungs, eighths, trials in ((RUNGS, 12 + 1 + 5 + 4, 20), (AGAIN_RUNGS, 8 + 1 + 5 + 6 + 8, 19)):
+        rest, read = 8 * (1 - rungs[-1].share), 2 * (4 + 2)  # two trainings read valid 4 times, and valid and test
+
+        def seconds(*estimate, rungs=rungs):
+            known = Estimate(*estimate)
+            return known.seconds(batches(rungs)) + last_seconds(known, rungs)
+
+        assert seconds(0.0, 8.0, 0.0, 0.0, 1) == pytest.approx(eighths + 8 + rest)
+        assert seconds(0.0, 0.0, 1.0, 10.0, 1, 1 / 4) == pytest.approx(trials / 4 + read + 2 * 10)
+        assert seconds(1.0, 0.0, 0.0, 0.0, 1) == trials + 2
 
     assert [rung_steps(rung.share, 4003) for rung in AGAIN_RUNGS] == [500, 1000, 2000, 4003]
 
@@ -306,8 +313,9 @@ def test_pi_is_the_probability_of_each_operation_in_the_best_network(known_searc
     assert own[-1] > 1.3 * own[0]  # trials decide
 
 
-ESTIMATE, LAST = Estimate(start=1.0, training=80.0, at_once=2), [(1.0, 1)]
-WHOLE = ESTIMATE.seconds([*batches(RUNGS), *LAST])
+ESTIMATE = Estimate(start=0.5, training=80.0, reading=1.0, mixing=2.0, at_once=2, judged=0.5)
+LAST = last_seconds(ESTIMATE, RUNGS)
+WHOLE = ESTIMATE.seconds(batches(RUNGS)) + LAST
 
 
 def paced_search(known_search, monkeypatch, file, seconds, slower):
@@ -339,7 +347,7 @@ def test_time_that_is_left_over_goes_into_trials_and_what_is_missing_comes_off_t
         ends = [shares.count(rung.share) for rung in RUNGS[1:]]
         np.testing.assert_allclose([one["slower"] for one in strategy.pace.made[1:]], slower)
         assert slower > 1.5 or (ends[0] >= 5 and ends[1] == 2), ends
-        whole = spent + slower * ESTIMATE.seconds(LAST)
+        whole = spent + slower * LAST
         assert 0.85 * WHOLE < whole < 1.15 * WHOLE, slower
         again, same, _ = paced_search(known_search, monkeypatch, file, 0.0, 5.0)  # it repeats its choices
         assert same == best and again.trials.points == strategy.trials.points

@@ -5,6 +5,7 @@ P networks, N blocks, O operations.
 
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from itertools import chain
@@ -40,7 +41,7 @@ from nas.search.trials import (
     rung_steps,
 )
 from nas.training.device import Runtime
-from nas.training.passes import most_passes, passes_warning, resolve_auto
+from nas.training.passes import judged_sixteenths, most_passes, passes_warning, resolve_auto
 
 COSTS, ESTIMATE, PACE, STAGE = "costs.yaml", "estimate.yaml", "pace.jsonl", "search"
 RECORDED, SHOWN = 60, 6  # networks
@@ -51,6 +52,7 @@ DROPOUT_TIME = 1.2  # of a training step with dropout, to one without (experimen
 LEAST_S = 20  # before a search is given up
 FEW_MINUTES, PREPARING = 4, 0.25  # minutes for one vocabulary and width; share of them for preparing others
 EVALUATIONS = 4  # of a training on valid, before its end
+EPOCHS_CHOICES = 500  # numbers of passes that nas.run --minutes chooses from
 
 
 def choose_network(config: Config, run: Path, runtime: Runtime) -> tuple[Config, dict]:
@@ -147,10 +149,11 @@ def trial_estimate(strategy: Strategy, folder: Path) -> Estimate:
     config, file = strategy.config, folder / ESTIMATE
     if not file.exists() or config.train.epochs is None:
         return strategy.trials.estimate(strategy.propose(BATCH))
-    known, rungs = read_yaml(file), strategy.trials.rungs
-    estimate = Estimate(known["start"], known["training"] * config.train.epochs, workers(strategy.trials.runtime))
+    known, trials = read_yaml(file), strategy.trials
+    corpus = trials.corpora[strategy.costs.reference.vocab_size]
+    estimate = with_epochs(Estimate(**known["seconds"], at_once=workers(trials.runtime)), config, corpus)
     if "left" in known:
-        last = last_batches(estimate.at_once, rungs)
+        last = last_seconds(estimate, trials.rungs)
         strategy.pace = Pace(folder / PACE, known["left"] - AFTER_S, estimate, last)
     return estimate
 
@@ -302,26 +305,21 @@ def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime)
         raise InputError(
             f"the text is too short: {most} passes have {most * steps} steps; {least * steps:.0f} are needed"
         )
-    left, (fixed, per_epoch) = 60 * minutes - seconds_spent, whole_seconds(estimate, RUNGS)
-    epochs = min(1.0, (left - fixed) / per_epoch)
-    if epochs < least:  # then the search has fewer trials
-        fixed, per_epoch = whole_seconds(estimate, FEWEST_RUNGS)
-        epochs = min(least, (left - fixed) / per_epoch)
-    again = whole_seconds(estimate, AGAIN_RUNGS)  # above 1 epoch; these rungs take longer
-    longer = (left - again[0]) / again[1]
-    if longer > 1 and config.model.dropout == "auto":
-        trained = replace(config, train=replace(config.train, steps=None, epochs=longer))
-        if resolve_auto(trained, corpus).model.dropout > 0:  # the estimate has none
-            again = whole_seconds(estimate._replace(training=DROPOUT_TIME * estimate.training), AGAIN_RUNGS)
-            longer = (left - again[0]) / again[1]
-    if max(longer, least) > 1:
-        (fixed, per_epoch), epochs = again, min(longer, most)
-    if epochs < least:
-        enough = math.ceil((seconds_spent + fixed + least * per_epoch) / 6) / 10
+
+    def needed(epochs: float, rungs: tuple[Rung, ...] = ()) -> float:
+        """Minutes of everything. rungs: if they are others."""
+        trained = replace(config, train=replace(config.train, steps=None, epochs=epochs))
+        rungs, own = rungs or (AGAIN_RUNGS if epochs > 1 else RUNGS), with_epochs(estimate, trained, corpus)
+        return (seconds_spent + own.seconds(batches(rungs)) + last_seconds(own, rungs) + AFTER_S) / 60
+
+    choices = np.geomspace(least, most, EPOCHS_CHOICES).tolist()
+    fitting = bisect_right(choices, minutes, key=needed)
+    epochs, total = choices[max(0, fitting - 1)], needed(choices[max(0, fitting - 1)])
+    if not fitting and (total := needed(least, FEWEST_RUNGS)) > minutes:  # with fewer trials
+        enough = math.ceil(10 * total) / 10
         raise CannotSearch(
             f"--minutes {minutes:g} is too short for this text and device: give at least {enough:g} for a network"
         )
-    total = (seconds_spent + fixed + epochs * per_epoch) / 60
     train = replace(config.train, steps=None, epochs=float(f"{epochs:.3g}"))
     print(f"a training reads the text {train.epochs:g} times; everything takes about {total:.1f} minutes", flush=True)
     about = read_yaml(folder / ESTIMATE)
@@ -353,7 +351,8 @@ def measure(
     estimate = trial_estimate(strategy, folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_yaml(folder / COSTS, strategy.costs.to_dict())
-    write_yaml(file, {"start": estimate.start, "training": estimate.training, "about": about})
+    seconds = {name: getattr(estimate, name) for name in ("start", "training", "reading", "mixing")}
+    write_yaml(file, {"seconds": seconds, "about": about})
     return estimate, strategy
 
 
@@ -363,16 +362,15 @@ def forget_estimate(folder: Path) -> None:
     (folder / ESTIMATE).unlink(missing_ok=True)
 
 
-def last_batches(at_once: int, rungs: tuple[Rung, ...]) -> list[tuple[float, int]]:
-    """The trainings of the found and the usual network, as batches of trials. at_once: trials that run side by side."""
-    evaluations = [(0.0, 1)] * (EVALUATIONS + 2)  # valid and test at the end
-    return [(1.0, 1), *evaluations] + ([(1.0 - rungs[-1].share, 1), *evaluations] if at_once == 1 else [])
+def with_epochs(estimate: Estimate, config: Config, corpus: Corpus) -> Estimate:
+    """The estimate for the train.epochs of a configuration. estimate: with one epoch, which has no dropout."""
+    epochs, dropout = config.train.epochs, config.model.dropout
+    slower = DROPOUT_TIME if dropout == "auto" and resolve_auto(config, corpus).model.dropout else 1.0
+    judged = judged_sixteenths(config, corpus) / 16
+    return estimate._replace(training=slower * epochs * estimate.training, judged=judged)
 
 
-def whole_seconds(estimate: Estimate, rungs: tuple[Rung, ...]) -> tuple[float, float]:
-    """Seconds of the trials, of the found and the usual network, each evaluated on valid and test, and of the rest:
-    those that do not depend on train.epochs, and those for each epoch. estimate: with one epoch.
-    """
-    parts = [*batches(rungs), *last_batches(estimate.at_once, rungs)]
-    fixed = estimate._replace(training=0.0).seconds(parts)
-    return fixed + AFTER_S, estimate.seconds(parts) - fixed
+def last_seconds(estimate: Estimate, rungs: tuple[Rung, ...]) -> float:
+    """Of the trainings of the found and the usual network, side by side if trials are."""
+    both = estimate.training_to_end(1.0, EVALUATIONS)
+    return both + (estimate.training_to_end(1.0 - rungs[-1].share, EVALUATIONS) if estimate.at_once == 1 else 0.0)

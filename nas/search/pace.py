@@ -14,10 +14,10 @@ class Pace:
     """Chooses what runs next, from the time that trials took so far. Choices are kept, so that a search which goes on
     repeats them. Its pauses do not count, nor what an interruption lost.
 
-    file: of the choices. seconds: for the trials, and what follows them. last: the batches that follow them.
+    file: of the choices. seconds: for the trials, and what follows them. last: those estimated of what follows.
     """
 
-    def __init__(self, file: Path, seconds: float, estimate: Estimate, last: Batches):
+    def __init__(self, file: Path, seconds: float, estimate: Estimate, last: float):
         self.file, self.estimate, self.last, self.slower = file, estimate, last, 1.0
         self.made, self.repeated = read_jsonl(file), 0
         self.left = self.made[-1]["left"] if self.made else seconds
@@ -35,7 +35,7 @@ class Pace:
         if self.running:
             self.slower = (now - self.began) / self.estimate.seconds(self.running)
         self.left, self.began = self.left - (now - self.began), now
-        needed = [self.slower * self.estimate.seconds([*own, *self.last]) for own in choices]
+        needed = [self.slower * (self.estimate.seconds(own) + self.last) for own in choices]
         fits = [one <= self.left * (TOLERANCE if index == planned else 1) for index, one in enumerate(needed)]
         choice = fits.index(True) if True in fits else len(choices) - 1
         self.made.append({"choice": choice, "left": self.left, "slower": self.slower})

@@ -3,7 +3,7 @@
 import math
 import time
 from contextlib import redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,16 +19,19 @@ from nas.core.run_folder import CONFIG, RESULTS, run_options, trial_file
 from nas.costs.measurement import timed_rounds
 from nas.data.corpus import Corpus
 from nas.jobs.tasks import Task, run_tasks, script_task, start_server, workers
+from nas.mixture.gate import MOST_TOKENS
+from nas.mixture.mixture import open_mixture
 from nas.mixture.without_network import train_nll
 from nas.retraining.phase import RetrainPhase
 from nas.search.space import Network, options_of, with_sizes
 from nas.search.surrogate import Point, Text
 from nas.training.build import build_fixed
 from nas.training.device import Runtime
-from nas.training.passes import FIRST_SHARE, count_passes, count_steps, resolve_auto
+from nas.training.evaluation import read_text
+from nas.training.passes import FIRST_SHARE, count_passes, count_steps, judged_sixteenths, resolve_auto
 
 LOGS = "logs"  # folder of the output of trials
-TIMED_SECONDS = 1.0  # of training steps, for the estimate of a search
+TIMED_SECONDS, TIMED_TOKENS = 1.0, 20_000  # of training steps, and of valid, for the estimate of a search
 
 
 class Rung(NamedTuple):
@@ -69,15 +72,26 @@ def part_of(share: float) -> str:
 
 
 class Estimate(NamedTuple):
-    """Seconds. start: of a trial without its steps. training: of a whole one. at_once: trials that run side by side."""
+    """Seconds. start: of a trial that has no steps and is not judged. training: of the steps of a whole one. reading:
+    of all of valid, by a network. mixing: of the mixture at the end of a training. at_once: trials that run side by
+    side. judged: the part of valid that a trial reads.
+    """
 
     start: float
     training: float
+    reading: float
+    mixing: float
     at_once: int
+    judged: float = 1.0
 
     def seconds(self, batches: list[tuple[float, int]]) -> float:
         """Of some batches of trials: the share of a training that each adds, and its number of networks."""
-        return sum(math.ceil(count / self.at_once) * (share * self.training + self.start) for share, count in batches)
+        own = self.start + self.judged * self.reading
+        return sum(math.ceil(count / self.at_once) * (share * self.training + own) for share, count in batches)
+
+    def training_to_end(self, share: float, evaluations: int) -> float:
+        """Of the last share of a training: it reads all of valid at each evaluation, and valid and test at its end."""
+        return self.start + share * self.training + (evaluations + 2) * self.reading + self.mixing
 
 
 def step_seconds(phase: RetrainPhase) -> float:
@@ -91,6 +105,24 @@ def step_seconds(phase: RetrainPhase) -> float:
     times = timed_rounds({step: lambda step=step: take(step) for step in (1, total)}, 1, TIMED_SECONDS)
     first, last = (float(np.median(times[step])) for step in (1, total))
     return last + (first - last) * short / total
+
+
+def reading_seconds(phase: RetrainPhase) -> tuple[float, float]:
+    """Estimate.reading and Estimate.mixing, from the first tokens of valid."""
+    config, corpus, tokens = phase.config, phase.corpus, phase.corpus.tokens("valid")
+    part, times = tokens[:TIMED_TOKENS], [time.monotonic()]
+    read = read_text(config, phase.model, part, phase.runtime)
+    times.append(time.monotonic())
+    mixture = open_mixture(replace(config.beside, size=None), corpus, phase.model.d_model)
+    times.append(time.monotonic())
+    seen = mixture and mixture.look(part, *read)
+    times.append(time.monotonic())
+    if mixture:
+        mixture.fit(seen)
+    times.append(time.monotonic())
+    read, opened, looked, fitted = np.diff(times)
+    fits = min(len(tokens), MOST_TOKENS) / min(len(part), MOST_TOKENS)
+    return read * len(tokens) / len(part), opened + 2 * looked * len(tokens) / len(part) + fits * fitted
 
 
 def run_trials(tasks: list[Task], runtime: Runtime) -> dict[str, dict]:
@@ -135,14 +167,14 @@ class Trials:
         return [point.network for point in self.points if point.share == rung.share]
 
     def estimate(self, networks: list[Network]) -> Estimate:
-        """The seconds of a trial's start and of a whole training, if these networks are typical, from a few steps."""
+        """The seconds of trials, if these networks are typical, from the shortest trial and a few steps."""
         config, at_once, seconds = {"stage": "search", **asdict(self.config)}, workers(self.runtime), []
         for corpus in self.corpora.values() if self.config.train.residual else ():
             train_nll(corpus, self.config.beside)  # once for all trials, so it is no part of a start
         start_server()
         with TemporaryDirectory() as folder, redirect_stdout(None):
             write_yaml(Path(folder) / CONFIG, config)
-            tasks = [self.task(network, 1, Path(folder)) for network in networks[:at_once]]
+            tasks = [self.task(network, 1, Path(folder), 2) for network in networks[:at_once]]
             began = time.monotonic()
             run_trials(tasks, self.runtime)
             start = time.monotonic() - began
@@ -152,12 +184,17 @@ class Trials:
                 config = resolve_auto(with_sizes(self.config, *network[:2]), corpus)
                 model = build_fixed(list(network.blocks), config, corpus.vocab_size)
                 phase = RetrainPhase(model, corpus, config, self.runtime)
-                seconds.append(phase.total_steps * step_seconds(phase))
-        return Estimate(start, float(np.mean(seconds)), at_once)
+                seconds.append((phase.total_steps * step_seconds(phase), *reading_seconds(phase)))
+        training, reading, mixing = np.mean(seconds, axis=0).tolist()
+        shortest = replace(config, train=replace(config.train, steps=2, epochs=None))
+        judged = [judged_sixteenths(own, corpus) / 16 for own in (shortest, config)]
+        return Estimate(max(0.0, start - judged[0] * reading), training, reading, mixing, at_once, judged[1])
 
-    def task(self, network: Network, until: int | None, folder: Path) -> Task:
-        """Train a network until a step (None: to the end), from its new pattern file. folder: has the configuration."""
-        name, steps, run = str(network), self.steps[network.vocab_size], folder / str(network)
+    def task(self, network: Network, until: int | None, folder: Path, steps: int | None = None) -> Task:
+        """Train a network until a step (None: to the end), from its new pattern file. folder: has the configuration.
+        steps: of the whole training, if they are others.
+        """
+        name, steps, run = str(network), steps or self.steps[network.vocab_size], folder / str(network)
         pattern, log = folder / "patterns" / f"{name}.yaml", folder / LOGS / f"{name}.txt"
         pattern.parent.mkdir(parents=True, exist_ok=True)
         write_yaml(pattern, {"format": FORMAT, "blocks": network.pattern})

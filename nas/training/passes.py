@@ -49,14 +49,23 @@ def judged_text(config: Config, corpus: Corpus) -> tuple[np.ndarray, dict]:
     It is about as long as what the first trial of a network reads, in sixteenths of valid, which all vocabularies
     share. If trainings read the text again, it is all, because their ends are judged by all of it.
     """
-    tokens, splits = corpus.tokens("valid"), corpus.meta["splits"]
-    passes, length = count_passes(config, len(corpus.tokens("train"))), splits["valid"]["bytes"]
-    part = max(FIRST_SHARE * passes * splits["train"]["bytes"], JUDGED_BYTES) / length
-    count = (round(16 * part) + 1) * len(tokens) // 16
-    if count >= len(tokens) or passes > 1:
-        return tokens, splits["valid"]
-    data = corpus.vocabulary.decode(np.array(tokens[:count]))
-    return tokens[:count], splits["valid"] | {"words": count_words(data), "bytes": len(data)}
+    tokens, about, sixteenths = (
+        corpus.tokens("valid"),
+        corpus.meta["splits"]["valid"],
+        judged_sixteenths(config, corpus),
+    )
+    if sixteenths == 16:
+        return tokens, about
+    judged = np.array(tokens[: sixteenths * len(tokens) // 16])
+    data = corpus.vocabulary.decode(judged)
+    return judged, about | {"words": count_words(data), "bytes": len(data)}
+
+
+def judged_sixteenths(config: Config, corpus: Corpus) -> int:
+    """How much of valid judged_text() has."""
+    passes, splits = count_passes(config, len(corpus.tokens("train"))), corpus.meta["splits"]
+    part = max(FIRST_SHARE * passes * splits["train"]["bytes"], JUDGED_BYTES) / splits["valid"]["bytes"]
+    return 16 if passes > 1 else min(16, round(16 * part) + 1)
 
 
 def regularization(config: Config, corpus: Corpus) -> dict[str, float]:
