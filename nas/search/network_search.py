@@ -46,7 +46,7 @@ from nas.training.passes import judged_sixteenths, most_passes, passes_warning, 
 COSTS, ESTIMATE, PACE, STAGE = "costs.yaml", "estimate.yaml", "pace.jsonl", "search"
 RECORDED, SHOWN = 60, 6  # networks
 NORMAL_95 = 1.96
-AFTER_S = 45  # derivation, latencies, pictures and report
+AFTER_S = 30  # derivation, cache and counts alone, latencies, pictures and report
 FEWEST_STEPS = 16  # of a trial in the first rung
 DROPOUT_TIME = 1.2  # of a training step with dropout, to one without (experiments/passes)
 LEAST_S = 20  # before a search is given up
