@@ -21,7 +21,7 @@ def parse_arguments() -> Namespace:
     parser.add_argument("run", metavar="RUN_DIR", type=Path, help="a training, or an exported folder")
     parser.add_argument("stdin", nargs="?", metavar="-", help="read the prompt from the standard input")
     parser.add_argument("--prompt", metavar="TEXT")
-    parser.add_argument("--prompt-file", metavar="FILE", type=Path)
+    parser.add_argument("--prompt-file", metavar="FILE")
     parser.add_argument("--tokens", type=int, default=200, metavar="N", help="new tokens (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0: most probable (default: 1)")
     parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K most probable tokens; 0: all")
@@ -48,12 +48,12 @@ def out_files(out: Path | None, samples: int) -> list[Path]:
         return []
     check_parent(out)
     files = [out] if samples == 1 else [out.with_name(f"{out.name}.{number}") for number in range(1, samples + 1)]
-    if existing := next(filter(Path.exists, files), None):
+    if existing := next((file for file in files if file.is_file() or file.is_dir()), None):
         raise InputError(f"--out {out}: {existing} exists; name another file, or remove it")
     return files
 
 
-def read_prompt(file: Path | str) -> bytes:
+def read_prompt(file: str) -> bytes:
     """The content of a file, without a byte order mark and the last line end."""
     return re.sub(rb"\r?\n\Z", b"", read_input(file).removeprefix(codecs.BOM_UTF8))
 
@@ -70,8 +70,8 @@ def main() -> None:
     model = load_model(arguments.run, arguments.device)
     samples, texts, count = arguments.samples, [b""] * arguments.samples, 0
     new = model.stream(prompt, arguments.tokens, sampling, arguments.seed, samples, arguments.stop, arguments.lines)
-    if unknown := model.unknown_words(prompt):
-        print(f"NOTICE: the model does not know {', '.join(unknown)}, and reads <unk>", file=sys.stderr)
+    if unknown := [f"{word} as {read}" for word, read in model.unknown_words(prompt).items()]:
+        print(f"NOTICE: the vocabulary lacks some words or letters; it reads {', '.join(unknown)}", file=sys.stderr)
     screen = codecs.getincrementaldecoder("utf-8")(errors="replace")  # bytes of a character may come one by one
     if samples == 1:
         print(screen.decode(prompt), end="", flush=True)

@@ -16,7 +16,9 @@ from pathlib import Path
 import imageio.v3 as imageio
 import numpy as np
 import pytest
+import sentencepiece
 
+from nas.core import run_folder
 from nas.core.config import DataOptions
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
@@ -306,15 +308,16 @@ def test_prompts_are_read_as_they_are(trained, tmp_path):
         )
     assert succeed("generate", trained["bytes"], "--prompt=--", "--stop=--", *short).startswith("--")
     (tmp_path / "cut").write_bytes("the old man\n\nthe ä".encode()[:-1])
-    assert "not UTF-8 (byte 17)" in refuse("score", trained["sentencepiece"], tmp_path / "cut")
+    wrong = refuse("score", trained["sentencepiece"], tmp_path / "cut")
+    assert "not UTF-8 (byte 17); it ends within a character, as after head -c: remove its last byte" in wrong
+    (tmp_path / "mac").write_bytes(b"the old\rman\x1b[2J")
+    assert r"  the old\rman\x1b[2J" in succeed("score", trained["bytes"], tmp_path / "mac")
     (tmp_path / "wide").write_bytes("the old man\n".encode("utf-16-le"))
     for wide in (("score", tmp_path / "wide"), ("generate", "--prompt-file", tmp_path / "wide")):
         assert "iconv -f UTF-16LE" in refuse(wide[0], trained["sentencepiece"], *wide[1:])
     command = [sys.executable, "-m", "nas.generate", trained["words"], "-", *short, "--stop", "x", "--top-k", "0"]
     done = subprocess.run(command, input=b"my sister unheard-of\n", capture_output=True, cwd=ROOT, check=True)
-    assert (
-        done.stdout.startswith(b"my sister unheard-of ") and b"does not know unheard-of, and reads <unk>" in done.stderr
-    )
+    assert done.stdout.startswith(b"my sister unheard-of ") and b"it reads unheard-of as <unk>" in done.stderr
 
 
 def test_text_without_words_has_bits_per_byte():
@@ -338,6 +341,7 @@ def test_a_picture_is_whole_or_missing(tmp_path, monkeypatch):
             patch.setattr(figures.Figure, "savefig", lambda self, *given, **more: write_part(*given))
             draw(lines, tmp_path / "picture.gif" if name == "imwrite" else tmp_path / "picture.png")
     assert [*tmp_path.iterdir()] == []
+    assert figures.animate([lines[0]] * 3, tmp_path / "still.gif") == 3  # frames that are equal, in one
 
 
 def test_the_command_that_began_a_search_is_recorded(small_config, tmp_path):
@@ -360,9 +364,55 @@ def test_an_export_that_is_stopped_is_repeated(trained, tmp_path, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(exporting, "model_card", stop)
         exporting.export(trained["sentencepiece"], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    assert [entry.name for entry in (tmp_path / "out").iterdir()] == [".unfinished"]
+    (mine := tmp_path / "out.part").mkdir()
+    (mine / "draft.txt").touch()
+    inode = (tmp_path / "out").stat().st_ino  # it may be a mounted disk, which nothing can replace
     exporting.export(trained["sentencepiece"], tmp_path / "out")
-    assert (tmp_path / "out" / "README.md").exists() and not list(tmp_path.glob("*.part"))
+    assert (tmp_path / "out" / "README.md").exists() and not list(tmp_path.glob("out/.*"))
+    assert (mine / "draft.txt").exists() and (tmp_path / "out").stat().st_ino == inode
+    with pytest.raises(InputError, match="is not an empty folder"):
+        exporting.export(trained["sentencepiece"], tmp_path / "out")
+
+
+def test_files_that_are_none_and_links_that_lead_nowhere_are_named(small_yaml, trained, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert "is no file; write its text to one" in refuse("prepare", small_yaml, f"data.source={tmp_path / 'pipe'}")
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    for option in (f"data.cache={tmp_path / 'link'}", f"data.cache={tmp_path / 'link' / 'mine'}"):
+        assert f"link is a link to {tmp_path / 'disk'}, which does not exist" in refuse("prepare", small_yaml, option)
+    (tmp_path / "latin.yaml").write_bytes("data: {source: Bücher}".encode("latin-1"))
+    assert "is not UTF-8 (byte 16); convert it" in refuse("prepare", tmp_path / "latin.yaml")
+    command = [sys.executable, "-m", "nas.generate", trained["bytes"], "--prompt-file", "-", "--tokens", "3"]
+    command += ["--seed", "1", "--out", "/dev/stderr"]
+    done = subprocess.run(command, input=b"my sister", capture_output=True, cwd=ROOT, check=True)
+    assert done.stdout.startswith(b"my sister") and done.stderr.startswith(done.stdout[len(b"my sister") : -1])
+
+
+def test_a_checkout_around_the_program_is_not_its_own(tmp_path, monkeypatch):
+    """As of an archive, unpacked in another repository."""
+    package = tmp_path / "own" / "nas" / "core"
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    about = ["-c", "user.name=a", "-c", "user.email=b", "commit", "--quiet", "--allow-empty", "--message", "c"]
+    subprocess.run(["git", "-C", tmp_path, *about], check=True)
+    package.mkdir(parents=True)
+    monkeypatch.setattr(run_folder, "__file__", str(package / "run_folder.py"))
+    assert run_folder.git_commit() is None
+    monkeypatch.setattr(run_folder, "__file__", str(tmp_path / "nas" / "core" / "run_folder.py"))
+    (tmp_path / "nas" / "core").mkdir(parents=True)
+    assert len(run_folder.git_commit()) == 40
+
+
+def test_a_tokenizer_without_bytes_tells_what_it_does_not_read(tmp_path, text_folder, small_yaml):
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text_folder / "train.txt"), model_prefix=str(tmp_path / "own"), vocab_size=60, minloglevel=2
+    )
+    own = "data.vocab_size=null", f"data.tokenizer={tmp_path / 'own.model'}"
+    (tmp_path / "pattern.yaml").write_text("format: par-pattern/2\nblocks: [dense]\n")
+    succeed("retrain", tmp_path / "pattern.yaml", small_yaml, "--run", tmp_path / "run", *own, "train.steps=2")
+    command = [sys.executable, "-m", "nas.generate", tmp_path / "run", "--prompt", "the 😀 k好", "--tokens", "1"]
+    done = subprocess.run(command, capture_output=True, cwd=ROOT, check=True, text=True)
+    assert "it reads 😀 as ⁇, k好 as k ⁇\n" in done.stderr
 
 
 def test_figures_go_where_they_are_sent(searched, tmp_path):

@@ -81,6 +81,12 @@ def read_input(name: str | Path) -> bytes:
         raise InputError(f"cannot read {name}: {error.strerror}") from None
 
 
+def reason_of(error: OSError, path: Path) -> str:
+    """Why a folder cannot be made. What the system says of a link that leads nowhere is the opposite of the truth."""
+    broken = next((one for one in (path, *path.parents) if one.is_symlink() and not one.exists()), None)
+    return f"{broken} is a link to {broken.readlink()}, which does not exist" if broken else str(error.strerror)
+
+
 def check_parent(out: Path) -> None:
     """Raises InputError if the folder of an output file does not exist."""
     if not out.parent.is_dir():
@@ -116,6 +122,9 @@ def read_user_yaml(path: Path, what: str) -> Any:
         return yaml.load(path.read_text(encoding="utf-8"), Loader)
     except OSError as error:
         raise InputError(f"cannot read {what} {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        place = f"byte {error.start}"
+        raise InputError(f"{path} is not UTF-8 ({place}); convert it, as with iconv -f ENCODING -t UTF-8") from None
     except (yaml.YAMLError, ValueError) as error:
         problem = yaml_mistake(error, path.read_text(errors="replace"))
         raise InputError(f"{path} is not YAML: {problem}") from None

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from nas.core.config import EVERY_STAGE, ONLY_SEARCH, RESUME, Config, changes, flat_config, known_values, marked
 from nas.core.errors import InputError, nearest, rank, world_size
-from nas.core.files import read_jsonl, read_yaml, write_jsonl, write_yaml
+from nas.core.files import read_jsonl, read_yaml, reason_of, write_jsonl, write_yaml
 
 LOCK, LOCK_S = ".lock", 20  # seconds to wait for it
 CONFIG, METRICS, PI = "config.yaml", "metrics.jsonl", "pi.jsonl"
@@ -185,7 +185,7 @@ def try_writing(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = error.strerror
+        reason = reason_of(error, path)
     usable = os.access(path, os.W_OK)
     for folder in made:
         with suppress(OSError):
@@ -205,6 +205,8 @@ def run_options(path: Path) -> list:
 
 def git_commit() -> str | None:
     """Commit of this program, with the suffix "-changed" if tracked files have changed; None outside a checkout."""
+    if not (Path(__file__).parents[2] / ".git").exists():  # an archive, perhaps unpacked inside another checkout
+        return None
     describe = ["describe", "--always", "--abbrev=40", "--dirty=-changed", "--match="]
     command = ["git", "-C", str(Path(__file__).parent), *describe]
     try:

@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from nas.core.config import PIECES, DataOptions
 from nas.core.errors import InputError, rank
-from nas.core.files import read_yaml, write_text, write_yaml
+from nas.core.files import read_yaml, reason_of, write_text, write_yaml
 from nas.core.run_folder import count_cores
 from nas.data.sources import (
     SPLITS,
@@ -112,7 +112,9 @@ def usable_cache(cache: Path, tell: Callable[[str], None]) -> Iterator[str]:
         lock = os.open(cache / ".lock", os.O_RDONLY)  # that of another account, too
     except OSError as error:
         if not cache.is_dir():
-            raise InputError(f"data.cache={cache} cannot be made: {error.strerror}; give another folder") from None
+            raise InputError(
+                f"data.cache={cache} cannot be made: {reason_of(error, cache)}; give another folder"
+            ) from None
         lock = None
     try:
         yield "" if lock is not None and wait_for(lock, cache, tell) else f"-{os.getpid()}"

@@ -67,6 +67,8 @@ def find_text(source: str, cache: Path) -> dict[str, Path]:
         return find_splits(path)
     if path.is_file():
         return split_file(path, cache)
+    if path.exists():
+        raise InputError(f"data.source={source} is no file; write its text to one, because it is read several times")
     where = "" if path.is_absolute() else f" in {Path.cwd()}"
     found = f"no such file or folder{where}, and no known name ({', '.join(NAMES)})"
     needs = "a folder must hold train.txt, valid.txt and test.txt, or .bin for data.tokenizer=bytes"
@@ -171,6 +173,12 @@ def has_zeros(data: bytes) -> bool:
 
 def conversion_advice(data: bytes) -> str:
     """How to make UTF-8 text of bytes that are none."""
+    with suppress(UnicodeDecodeError):
+        end = codecs.getincrementaldecoder("utf-8")()
+        end.decode(data)
+        if rest := len(end.getstate()[0]):
+            last = "byte" if rest == 1 else f"{rest} bytes"
+            return f"it ends within a character, as after head -c: remove its last {last}"
     if data[:2] == b"\x1f\x8b":
         return "unpack it, as with gunzip"
     if bytes(64) in data:

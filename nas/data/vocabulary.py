@@ -171,7 +171,10 @@ class SentencePieceTokenizer(LineTokenizer):
         except RuntimeError as error:
             if failed:
                 raise failed[0] from None
-            message, given = f"the pieces could not be learned from this text: {error}", f"vocab_size={vocab_size}"
+            message, given = (
+                f"the pieces could not be learned from this text: {error}",
+                f"vocab_size={vocab_size or DEFAULT_PIECES}",
+            )
             if "sentences_.empty" in str(error):
                 message = "the training text has nothing but line ends; give another one"
             elif largest := re.search(r"value <= (\d+)", str(error)):

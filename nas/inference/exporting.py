@@ -23,6 +23,8 @@ from nas.retraining.weights import EXPORT_CONFIG, EXPORT_FORMAT, WEIGHTS, missin
 from nas.training.evaluation import evaluation_lengths, text_metrics
 
 CARD, PICTURE = "README.md", "pattern.png"
+UNFINISHED = ".unfinished"  # folder that a call which was stopped may leave
+OTHERS = {UNFINISHED, "lost+found"}  # names in a folder that counts as empty; a new disk has the second one
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
@@ -34,7 +36,7 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
     """
     if not (run / RESULTS).exists():
         raise InputError(f"{run} {missing_training(run)}")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or {entry.name for entry in out.iterdir()} - OTHERS):
         raise InputError(f"--out {out} is not an empty folder; give another one")
     is_graph, is_int8 = form.startswith("onnx"), form.endswith("int8")
     if is_graph:
@@ -45,8 +47,7 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
     if is_int8:
         corpus = Corpus(prepare(model.config.data))
         check_text(run, data_digests(corpus.meta))
-    final = out.resolve()
-    out = final.with_name(f"{final.name}.part")  # which a call that was stopped may have left
+    final, out = out, out / UNFINISHED
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     model.tokenizer.save(out / VOCABULARY)
@@ -81,7 +82,9 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     records = read_yaml(run / RESULTS), read_yaml(run / PROVENANCE)
     write_text(out / CARD, model_card(model, *records, form, compared, size))
-    out.replace(final)
+    for entry in sorted(out.iterdir(), key=lambda entry: entry.name == CARD):  # the card comes last
+        entry.rename(final / entry.name)
+    out.rmdir()
     return lines + compared
 
 

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from nas.training.device import Runtime, choose_runtime
 from nas.training.evaluation import NO_TEXT, NO_WORDS, evaluation_lengths, read_text, text_metrics
 
 SHOWN = 60  # characters of a line in the printed form of a Score
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # a terminal would obey them
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,7 +50,7 @@ class Score:
         counts = np.bincount(self.line_of, minlength=len(self.lines))
         for number, (line, count, nll) in enumerate(zip(self.lines, counts, self.line_nll(), strict=True), start=1):
             text = line.decode("utf-8", errors="replace").rstrip("\r\n")
-            shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+            shown = CONTROL.sub(lambda found: repr(found[0])[1:-1], text[:SHOWN]) + "..." * (len(text) > SHOWN)
             rows.append(f"{number:>6}{count:>8}{nll:>12.4f}  {shown}")
         if self.network:
             rows += ["", f"mixture of {', '.join(self.parts)}; the network alone has {self.network.quality()[-1]}"]
@@ -152,12 +154,13 @@ class LanguageModel:
                 return begun, torch.tensor(fits)
         return b"", torch.ones(self.tokenizer.size, dtype=torch.bool)
 
-    def unknown_words(self, text: bytes) -> list[str]:
-        """The words of a text that a vocabulary of words reads as <unk>, each once."""
-        if self.tokenizer.kind != "words":
-            return []
-        words = dict.fromkeys(split_words(normalise(text, "words", self.tokenizer.lowercase)))
-        return [word for word in words if word not in self.tokenizer.tokenizer.ids]
+    def unknown_words(self, text: bytes) -> dict[str, str]:
+        """{word: what the tokens keep of it} of the words of a text that they do not keep."""
+        words = (
+            split_words(normalise(text, "words", self.tokenizer.lowercase)) if self.tokenizer.kind != "bytes" else ()
+        )
+        read = {word: self.tokenizer.decode(self.tokenizer.encode(word)).decode().strip() for word in words}
+        return {word: own for word, own in read.items() if own != word}
 
     def check_utf8(self, data: bytes) -> None:
         """Raises InputError unless it is UTF-8, or the tokens are bytes. UTF-16 without a mark may be UTF-8, too."""

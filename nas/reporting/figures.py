@@ -275,7 +275,9 @@ def animate(history: list[dict], path: Path) -> int:
         picture.show(history[index])
         frames.append(picture.pixels())
     plt.close(picture.figure)
-    durations = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
+    durations: list[int] | int = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
+    if all(np.array_equal(frames[0], frame) for frame in frames):  # Pillow makes one of them, and wants one duration
+        durations = sum(durations)
     with atomic_write(path) as file:
         imageio.imwrite(file, np.stack(frames), extension=".gif", duration=durations, loop=0)
     return len(frames)

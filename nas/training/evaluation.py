@@ -23,7 +23,9 @@ from nas.training import distributed
 from nas.training.build import image_size
 from nas.training.device import Runtime
 
-NO_WORDS = "no comparable word perplexity: the tokens lose words, or the text has none, or very long ones"
+NO_WORDS = (
+    "no comparable word perplexity: the tokens lose words, or the text has none or very long ones, or it is above 10^9"
+)
 NO_TEXT = "not comparable: the tokens do not keep the text"
 MOST_NATS = math.log(1e9)  # of a word; larger word perplexities tell nothing
 LONGEST_WORD = 24  # bytes of a word and the space after it, on average
