@@ -269,17 +269,15 @@ class PiPicture:
 
 
 def animate(history: list[dict], path: Path) -> int:
-    """Write a history of two steps or more as a GIF that pauses on its last frame. Returns the number of frames."""
+    """Write a history as a GIF that pauses on its last frame. Returns the number of frames."""
     picture, frames = PiPicture(history), []
     for index in choose_frames(len(history)):
         picture.show(history[index])
         frames.append(picture.pixels())
     plt.close(picture.figure)
-    durations: list[int] | int = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
-    if all(np.array_equal(frames[0], frame) for frame in frames):  # Pillow makes one of them, and wants one duration
-        durations = sum(durations)
+    durations = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
     with atomic_write(path) as file:
-        imageio.imwrite(file, np.stack(frames), extension=".gif", duration=durations, loop=0)
+        imageio.imwrite(file, np.stack(frames), extension=".gif", duration=durations if frames[1:] else LAST_FRAME_MS, loop=0)
     return len(frames)
 
 
