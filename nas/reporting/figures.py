@@ -275,9 +275,9 @@ def animate(history: list[dict], path: Path) -> int:
         picture.show(history[index])
         frames.append(picture.pixels())
     plt.close(picture.figure)
-    durations = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
+    durations = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS] if frames[1:] else LAST_FRAME_MS
     with atomic_write(path) as file:
-        imageio.imwrite(file, np.stack(frames), extension=".gif", duration=durations if frames[1:] else LAST_FRAME_MS, loop=0)
+        imageio.imwrite(file, np.stack(frames), extension=".gif", duration=durations, loop=0)
     return len(frames)
 
 
