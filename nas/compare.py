@@ -23,20 +23,15 @@ from nas.core.config_loading import load_config
 from nas.core.errors import InputError, Interrupted, RunError, interrupt_on_signals, run_command
 from nas.jobs.tasks import run_tasks, unfinished
 
-WORKERS = "runs at a time, each on the next GPU (default: one for each GPU); on the CPU 2 or more need train.threads"
-
 
 def parse_arguments() -> Namespace:
     parser = ArgumentParser("python -m nas.compare", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("comparison", metavar="COMPARISON.yaml", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="options of the trainings, but seed")
     parser.add_argument("--run", required=True, metavar="RUN_DIR", type=Path, help="folder of the comparison")
-    parser.add_argument("--workers", type=int, metavar="N", help=WORKERS)
     parser.add_argument("--seeds", type=seed_of, nargs="+", metavar="SEED", help="replaces seeds in the file")
     parser.add_argument("--report", action="store_true", help="train nothing; report the finished runs")
     arguments = parser.parse_intermixed_args()
-    if arguments.workers is not None and arguments.workers < 1:
-        raise InputError(f"--workers {arguments.workers} must be at least 1")
     for override in arguments.overrides:
         if override.startswith("seed="):
             raise InputError(f"{override}: every network is trained with several seeds; give them with --seeds")
@@ -56,10 +51,8 @@ def open_comparison(arguments: Namespace):
     recipe = load_config(settings.retrain, [*arguments.overrides, "seed=1"])
     contenders = read_contenders(settings, arguments.comparison, arguments.overrides)
     # Imported here because torch is slow to import, and --help and the errors above do not need it.
-    from nas.comparison.comparison import Comparison, choose_workers
+    from nas.comparison.comparison import Comparison
 
-    if not arguments.report:
-        arguments.workers, arguments.gpus = choose_workers(recipe, arguments.workers)
     return Comparison(settings, contenders, recipe, arguments.run, arguments.overrides)
 
 
@@ -85,8 +78,7 @@ def main() -> None:
     interrupt_on_signals()
     try:
         if not arguments.report:
-            comparison.start()
-            failed = run_tasks(comparison.tasks(), arguments.workers, arguments.gpus)
+            failed = run_tasks(comparison.tasks(), comparison.start())
         report(comparison, measure=not arguments.report)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; progress is saved: repeat the command to continue") from None

@@ -64,7 +64,8 @@ def run_stage(result: Path, command: str, *arguments) -> None:
 
     Raises RunError if it fails.
     """
-    from nas.jobs.tasks import ROOT, start_command, wait_for
+    from nas.jobs.processes import start_command, wait_for
+    from nas.jobs.tasks import ROOT
 
     given = [ROOT / command] if command.endswith(".py") else ["-m", command]
     if not result.exists() and wait_for(start_command([*given, *arguments])):

@@ -96,7 +96,7 @@ def finished_comparison(tmp_path_factory, small_yaml):
     """(COMPARISON.yaml, RUN_DIR, process) of a comparison of two rules and a wider network, with two seeds."""
     folder = tmp_path_factory.mktemp("compare")
     path = write_comparison_yaml(folder, small_yaml)
-    done = compare(path, "--run", folder / "run", "--workers", 2)
+    done = compare(path, "--run", folder / "run", "jobs.workers=2")
     assert done.returncode == 0, done.stderr
     return path, folder / "run", done
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nas.jobs.tasks import start_command
+from nas.jobs.processes import start_command
 
 ROOT = Path(__file__).parents[1]
 STAGES = ("search", "derive", "retrain", "animate")

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
-from nas.comparison.comparison import Comparison, text_times, visible_gpus
+from nas.comparison.comparison import Comparison, text_times
 from nas.comparison.results import LATENCIES, read_latencies
 from nas.comparison.spec import read_contenders, read_settings
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.pattern import interleaved
+from nas.training.device import Runtime
 from tests.making import COMPARISON, compare, write_comparison_yaml
 from tests.processes import start, wait_for
 
@@ -209,7 +211,7 @@ def test_a_repeated_command_trains_only_what_is_new(finished_comparison):
 @pytest.mark.slow
 def test_wrong_options_and_other_settings_are_refused_before_anything_is_written(finished_comparison, tmp_path):
     path, run, _ = finished_comparison
-    threads = "--workers 2 needs a number of threads for each run: add train.threads="
+    threads = "jobs.workers=2 needs a number of threads for each: add train.threads="
     (path.parent / "window.yaml").write_text("format: par-pattern/2\nblocks: [window 9999, dense, dense]\n")
     window, new = {"patterns": ["window.yaml"]}, tmp_path / "new"
     for changed, arguments, words in (
@@ -217,8 +219,7 @@ def test_wrong_options_and_other_settings_are_refused_before_anything_is_written
         ({}, ["--run", run / "runs" / "16-ddd-1"], "holds a retrain run, not a compare run"),
         (window, ["--run", new], "window: block 1: window 9999: window=9999 must be at most train.segment"),
         ({}, ["seed=3"], "seed=3: every network is trained with several seeds; give them with --seeds"),
-        ({}, ["--workers", 2, "train.threads=null"], threads),
-        ({}, ["--workers", 0], "--workers 0 must be at least 1"),
+        ({}, ["jobs.workers=2", "train.threads=null"], threads),
     ):
         path.write_text(yaml.safe_dump(COMPARISON | changed))
         refused = compare(path, "--run", run, *arguments)
@@ -257,7 +258,7 @@ def test_a_killed_comparison_continues_and_a_failing_run_does_not_stop_the_other
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_runs_save_on_ctrl_c_and_sigterm(number, tmp_path, small_yaml):
     path, run = write_comparison_yaml(tmp_path, small_yaml, **GIVEN), tmp_path / "run"
-    process = start("compare", path, "--run", run, "train.steps=5000")
+    process = start("compare", path, "--run", run, "train.steps=5000", "jobs.workers=1")
     wait_for((run / "runs" / "16-ada-1" / "checkpoint.pt").exists, process)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
@@ -266,11 +267,11 @@ def test_runs_save_on_ctrl_c_and_sigterm(number, tmp_path, small_yaml):
     assert [log.name for log in (run / "logs").iterdir()] == ["16-ada-1.txt"]  # the waiting run has not begun
 
 
-def test_visible_gpus_follow_cuda_visible_devices(small_config, monkeypatch):
+def test_visible_gpus_follow_cuda_visible_devices(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for count, named, gpus in ((2, None, ["0", "1"]), (2, "3,GPU-ab", ["3", "GPU-ab"]), (1, "3,-1,2", ["3"])):
         monkeypatch.setattr("torch.cuda.device_count", lambda count=count: count)
         if named:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-        assert visible_gpus(small_config("train.device=auto")) == gpus
-        assert visible_gpus(small_config("train.device=cpu")) == []
+        assert Runtime(torch.device("cuda", 0), "fp32", False, 1).gpus == gpus
+    assert Runtime(torch.device("cpu"), "fp32", False, 1).gpus == []

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from nas.core.errors import InputError
+from nas.jobs.engines import LocalEngine
 from nas.jobs.tasks import Task, run_tasks
 from tests.making import load_script
 
@@ -56,7 +57,7 @@ def test_finished_tasks_are_skipped_and_a_failure_does_not_stop_the_others(task,
     ]
     tasks[2].log.parent.mkdir()
     tasks[2].log.write_text("output of an earlier call\n")
-    failed = run_tasks(tasks, workers=1)
+    failed = run_tasks(tasks, LocalEngine([None]))
     assert failed.pop("idle") == f"it did not write {tmp_path / 'idle'}"
     assert failed == {"bad": "what is wrong", "silent": "exit status 4"}
     assert tasks[2].log.read_text() == "output of an earlier call\n"
@@ -74,7 +75,7 @@ def test_tasks_run_in_parallel(task, tmp_path):
         task(name, f"other = pathlib.Path({str(tmp_path / other)!r}).with_suffix('.begun'); {meet}")
         for name, other in (("one", "two"), ("two", "one"))
     ]
-    assert run_tasks(pair, workers=2) == {}
+    assert run_tasks(pair, LocalEngine([None] * 2)) == {}
 
 
 @pytest.mark.slow
@@ -82,21 +83,18 @@ def test_at_most_the_given_number_of_tasks_run_at_a_time(task, tmp_path):
     """Each task counts the tasks that run at the same time."""
     count = "begun = result.with_suffix('.begun'); begun.touch(); time.sleep(0.3); "
     count += "result.write_text(str(len(list(result.parent.glob('*.begun'))))); begun.unlink()"
-    assert run_tasks([task(f"t{number}", count) for number in range(5)], workers=2) == {}
+    assert run_tasks([task(f"t{number}", count) for number in range(5)], LocalEngine([None] * 2)) == {}
     assert max(int((tmp_path / f"t{number}").read_text()) for number in range(5)) == 2
 
 
 @pytest.mark.slow
 def test_each_worker_has_a_gpu_of_its_own(task, tmp_path, monkeypatch):
-    """A task fails if its GPU is in use. More workers than GPUs share them; without GPUs the environment stays."""
+    """A task fails if its GPU is in use. Without GPUs the environment stays."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "as before")
     tell = "gpu = os.environ['CUDA_VISIBLE_DEVICES']; result.write_text(gpu); "
     alone = "used = result.with_name('used-' + gpu); used.mkdir(); time.sleep(0.3 + 0.3 * ('0' in result.name)); "
     tasks = [task(f"t{number}", tell + alone + "used.rmdir()") for number in range(6)]
-    assert run_tasks(tasks, 2, ["7", "GPU-ab"]) == {}
+    assert run_tasks(tasks, LocalEngine(["7", "GPU-ab"])) == {}
     assert {task.result.read_text() for task in tasks} == {"7", "GPU-ab"}
-    tasks = [task(f"more{number}", tell + "time.sleep(1)") for number in range(3)]
-    assert run_tasks(tasks, 3, ["7", "GPU-ab"]) == {}
-    assert sorted(task.result.read_text() for task in tasks) == ["7", "7", "GPU-ab"]
     cpu = task("cpu", tell)
-    assert run_tasks([cpu], 1) == {} and cpu.result.read_text() == "as before"
+    assert run_tasks([cpu], LocalEngine([None])) == {} and cpu.result.read_text() == "as before"

@@ -126,12 +126,13 @@ def search_at_random(out: Path, overrides: list[str], seed: int) -> dict:
 
 
 def open_trials(config, corpora, folder: Path, runtime):
+    from nas.jobs.engines import open_engine
     from nas.search.trials import Trials
 
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / CONFIG).exists():
         write_yaml(folder / CONFIG, {"stage": "search", **asdict(config)})
-    return Trials(config, corpora, folder, runtime)
+    return Trials(config, corpora, folder, runtime, open_engine(config, runtime, folder))
 
 
 def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -> dict:
@@ -165,10 +166,10 @@ def search_by_gumbel(out: Path, overrides: list[str], seed: int, trials: dict) -
 
 def train(trials, networks: list) -> list[dict]:
     """Train networks to the end, from their trials on if there are any. Returns their results."""
-    from nas.jobs.tasks import run_tasks, workers
+    from nas.jobs.tasks import run_tasks
 
     tasks = [trials.task(network, None, trials.folder) for network in networks]
-    if failed := run_tasks(tasks, workers(trials.runtime)):
+    if failed := run_tasks(tasks, trials.engine):
         raise RunError(f"trainings failed: {failed}")
     return [read_yaml(task.result) for task in tasks]
 

@@ -1,10 +1,7 @@
 """The run folder of a comparison, and the tasks that train its contenders."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from nas.comparison.results import LATENCIES, read_latencies
 from nas.comparison.spec import FORMAT, SETTINGS, Contender, Settings
@@ -12,11 +9,12 @@ from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.pattern import read_pattern, shape_options
-from nas.core.run_folder import RESULTS, RunFolder, check_folder, count_cores, has_run, provenance, run_options
+from nas.core.run_folder import RESULTS, RunFolder, check_folder, has_run, provenance
 from nas.costs.flops import batch_shape
 from nas.costs.measurement import device_conditions, text_times
 from nas.data.corpus import Corpus, prepare
-from nas.jobs.tasks import Task, script_task
+from nas.jobs.engines import open_engine
+from nas.jobs.tasks import Engine, Task, training_task
 from nas.training.device import choose_runtime, set_up_device
 from nas.training.passes import auto_lines, resolve_auto
 
@@ -46,9 +44,10 @@ class Comparison:
     def pattern_file(self, contender: Contender) -> Path:
         return self.path / "patterns" / f"{contender.name}.yaml"
 
-    def start(self) -> None:
-        """Prepare the data, lock the folder, and write the settings and the pattern files."""
-        runtime, corpus = set_up_device(self.recipe.seed, self.recipe.train), Corpus(prepare(self.recipe.data))
+    def start(self) -> Engine:
+        """Prepare the data, lock the folder, write the settings and the pattern files. Returns what runs the tasks."""
+        runtime = set_up_device(self.recipe.seed, self.recipe.train)
+        engine, corpus = open_engine(self.recipe, runtime, self.path), Corpus(prepare(self.recipe.data))
         given, self.recipe = self.recipe, resolve_auto(self.recipe, corpus)
         for line in auto_lines(given, self.recipe, corpus):
             print(line)
@@ -60,6 +59,7 @@ class Comparison:
         networks = {contender.name: contender.key for contender in self.contenders}
         about = {"retrain": str(self.settings.retrain), "seeds": self.settings.seeds, "margin": self.settings.margin}
         write_yaml(self.path / SETTINGS, {"format": FORMAT, **about, "patterns": networks})
+        return engine
 
     def tasks(self) -> list[Task]:
         """A task for each network and each of its seeds, ordered by seed."""
@@ -70,10 +70,9 @@ class Comparison:
                 if seed not in contender.seeds or folder in tasks:
                     continue
                 RunFolder(folder, replace(contender.config, seed=seed), "retrain", extra={"pattern": contender.blocks})
-                arguments = [self.pattern_file(contender), self.settings.retrain, *run_options(folder)]
-                arguments += [*self.overrides, f"seed={seed}"]
+                arguments = [self.pattern_file(contender), self.settings.retrain, *self.overrides, f"seed={seed}"]
                 log = self.path / "logs" / f"{folder.name}.txt"
-                tasks[folder] = script_task(folder.name, "retrain.py", arguments, folder / RESULTS, log)
+                tasks[folder] = training_task(folder.name, arguments, folder, RESULTS, log)
         return list(tasks.values())
 
     def measure_latencies(self) -> None:
@@ -91,22 +90,3 @@ class Comparison:
         found = text_times(models, runtime, ROUNDS) if models else {}
         times = {key: time["ms_per_1000_bytes"] for key, time in found.items()}
         write_yaml(self.path / LATENCIES, {"networks": times, "holds_for": now})
-
-
-def visible_gpus(config: Config) -> list[str]:
-    """The GPUs for runs, as CUDA_VISIBLE_DEVICES names them; none if the runs use the CPU."""
-    if config.train.device == "cpu":
-        return []
-    count, names = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
-    # CUDA ignores the names from the first invalid one on, such as -1; device_count() counts those before it.
-    return [str(number) for number in range(count)] if names is None else names.split(",")[:count]
-
-
-def choose_workers(config: Config, workers: int | None) -> tuple[int, list[str]]:
-    """Runs at a time, by default one on each GPU, and the GPUs. Raises InputError if several on a CPU lack threads."""
-    gpus = visible_gpus(config)
-    workers = workers or max(1, len(gpus))
-    if not gpus and workers > 1 and config.train.threads is None:
-        share = max(1, count_cores() // workers)
-        raise InputError(f"--workers {workers} needs a number of threads for each run: add train.threads={share}")
-    return workers, gpus

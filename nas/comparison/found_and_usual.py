@@ -24,14 +24,14 @@ from nas.core.run_folder import (
     USUAL,
     check_text,
     data_digests,
-    run_options,
 )
 from nas.costs.baselines import deepest
 from nas.costs.cost_table import TOLERANCE
 from nas.costs.measurement import ROUNDS, SECONDS, text_times
 from nas.costs.sizes import bytes_beside
 from nas.data.corpus import Corpus, prepare
-from nas.jobs.tasks import run_tasks, script_task, unfinished, workers
+from nas.jobs.engines import open_engine
+from nas.jobs.tasks import run_tasks, training_task, unfinished
 from nas.retraining.phase import BEST
 from nas.search.network_search import COSTS
 from nas.search.space import NetworkCosts, with_sizes, within_budget
@@ -82,13 +82,13 @@ def train_networks(folder: Path, plan: Config) -> None:
         del patterns[NO_NETWORK]
     for name, pattern in patterns.items():
         run, log = folder / name, folder / "logs" / f"{name}.txt"
-        tasks.append(script_task(name, "retrain.py", [pattern, folder / PLAN, *run_options(run)], run / RESULTS, log))
+        tasks.append(training_task(name, [pattern, folder / PLAN], run, RESULTS, log))
         if (run / CHECKPOINT).exists() and not (run / BEST).exists():  # retrain.py writes it again
             for file in (run / RESULTS, folder / SUMMARY, folder / REPORT):
                 file.unlink(missing_ok=True)
     if unfinished(tasks):
         print(f"training the {FOUND} and the {USUAL} network", flush=True)
-    if failed := run_tasks(tasks, workers(set_up_device(plan.seed, plan.train))):
+    if failed := run_tasks(tasks, open_engine(plan, set_up_device(plan.seed, plan.train), folder)):
         raise RunError("; ".join(f"the training {name} failed: {why}" for name, why in failed.items()))
 
 

@@ -226,6 +226,12 @@ class SearchOptions:
     method: Literal["trials", "gumbel"] = option(
         "trials", "short trainings of networks, led by a surrogate model; gumbel: arXiv 2009.04534"
     )
+    batch: Count | Auto = option(
+        "auto", "networks proposed at once; auto: 4, or as many as train at a time", BY_TRIALS, AUTO
+    )
+    networks: Count | Auto = option(
+        "auto", "networks of the first trials; auto: 12, or as many as train at a time", BY_TRIALS, AUTO
+    )
     arch_fraction: Annotated[float, above(0), at_most(0.5)] = option(0.2, "share of text and steps for logits", GUMBEL)
     warmup_steps: Natural | None = option(None, "first steps, with uniform pi (null: a quarter)", GUMBEL)
     sampling: Literal["soft", "hard"] = option("soft", "mix all operations (the paper), or draw one", GUMBEL)
@@ -258,6 +264,16 @@ class MixtureOptions:
 
 
 @dataclass
+class JobsOptions:
+    cluster: str | None = option(
+        None, "a Ray cluster that runs the trainings: auto or IP:PORT, see docs/cluster.md; null: this machine"
+    )
+    workers: Count | None = option(
+        None, "trainings at a time (null: one on each GPU; on CPUs as many as have room for train.threads)"
+    )
+
+
+@dataclass
 class Config:
     seed: Annotated[int, at_least(0), at_most(2**63 - 1)] = option(1, "of initialisation, dropout, sampling", SEEDS)
     data: DataOptions = section(DataOptions)
@@ -266,6 +282,7 @@ class Config:
     search: SearchOptions = section(SearchOptions, ONLY_SEARCH)
     evaluate: EvaluateOptions = section(EvaluateOptions, EVAL_ONLY, TRIAL)
     mixture: MixtureOptions = section(MixtureOptions, EVAL_ONLY)
+    jobs: JobsOptions = section(JobsOptions, RESUME, TRIAL, EVAL_ONLY, SEEDS)
 
     @property
     def beside(self) -> MixtureOptions:

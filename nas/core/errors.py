@@ -45,8 +45,12 @@ def nearest(name, known: Iterable[str], least: float = 0.0) -> str:
 def check_onnx(*names: str) -> None:
     """Raises InputError if one of these packages is not installed; by default all of the extra."""
     for name in names or ("onnx", "onnxscript", "onnxruntime"):
-        if not find_spec(name):
-            raise InputError(f"ONNX needs the package {name}, which is not installed: pip install -e '.[onnx]'")
+        check_package(name, "ONNX", "onnx")
+
+
+def check_package(name: str, use: str, extra: str) -> None:
+    if not find_spec(name):
+        raise InputError(f"{use} needs the package {name}, which is not installed: pip install -e '.[{extra}]'")
 
 
 def rank() -> int:

@@ -22,13 +22,12 @@ from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, PI, TRIALS
 from nas.costs.budget import as_ratio
 from nas.costs.cost_table import CostTable, for_text, least_ratio
 from nas.data.corpus import Corpus, prepare
-from nas.jobs.tasks import workers
+from nas.jobs.engines import open_engine
 from nas.search.candidate_costs import candidates_of, count_costs, find_costs, open_candidates
 from nas.search.pace import Pace
 from nas.search.space import Network, NetworkCosts, cheapest, first_candidates, make_network, read_network, with_sizes
 from nas.search.strategy import EQUAL_LOSS, LONG_ENOUGH, Strategy, successive_halving
 from nas.search.trials import (
-    AGAIN_RUNGS,
     BATCH,
     FEWEST_RUNGS,
     LOGS,
@@ -39,6 +38,7 @@ from nas.search.trials import (
     batches,
     part_of,
     rung_steps,
+    scaled_rungs,
 )
 from nas.training.device import Runtime
 from nas.training.passes import judged_sixteenths, most_passes, passes_warning, resolve_auto
@@ -85,13 +85,13 @@ def chosen_costs(given: Config, run: Path, choice: dict) -> dict[str, NetworkCos
 def search_networks(config: Config, run: RunFolder, runtime: Runtime) -> tuple[dict, list[dict]]:
     """The content of choice.yaml and the lines of pi.jsonl. run: folder of the trials. Raises as choose_network()."""
     strategy = open_search(config, run.path, runtime)
-    trials = strategy.trials
+    trials, config = strategy.trials, strategy.config
     corpus = trials.corpora[strategy.costs.reference.vocab_size]
     run.start(config, provenance(config, corpus.meta, runtime))
     run.write(CONFIG, {"stage": STAGE, **asdict(config)})  # with the present text and device, which trials read
     run.write(COSTS, strategy.costs.to_dict())
     what = "candidates" if config.search.latency.source == "none" else "within the budget"
-    parts = batches(trials.rungs)
+    parts = trials.batches
     most = f"{sum(share * count for share, count in parts):.3g}"
     print(f"{len(strategy.networks)} networks are {what} at first; trials take the steps of about {most} trainings")
     if warning := passes_warning(resolve_auto(config, corpus), corpus):
@@ -110,6 +110,7 @@ def open_search(config: Config, folder: Path, runtime: Runtime, seconds: float =
     """The strategy before the first trial. seconds: for preparing the text. Raises InputError if no network fits."""
     if world_size() > 1:
         raise InputError("trials run in processes of their own: start the search without torchrun")
+    engine = open_engine(config, runtime, folder)
     candidates = open_candidates(config, runtime, seconds)
     costs = find_costs(candidates, folder / COSTS, runtime, keep=True)
     tables = {shape: costs.tables[shape] for shape in candidates.shapes}
@@ -130,7 +131,7 @@ def open_search(config: Config, folder: Path, runtime: Runtime, seconds: float =
             f"pieces and width {shape[1]}, costs {least_ratio(least / costs.reference_cost)} of the reference, "
             f"{for_text(least, costs.unit)}{mixed}; give at least that, or smaller sizes"
         )
-    return Strategy(Trials(config, candidates.corpora, folder, runtime), costs, budget, networks)
+    return Strategy(Trials(config, candidates.corpora, folder, runtime, engine), costs, budget, networks)
 
 
 def no_room(config: Config, tables: dict) -> str:
@@ -151,7 +152,7 @@ def trial_estimate(strategy: Strategy, folder: Path) -> Estimate:
         return strategy.trials.estimate(strategy.propose(BATCH))
     known, trials = read_yaml(file), strategy.trials
     corpus = trials.corpora[strategy.costs.reference.vocab_size]
-    estimate = with_epochs(Estimate(**known["seconds"], at_once=workers(trials.runtime)), config, corpus)
+    estimate = with_epochs(Estimate(**known["seconds"], at_once=len(trials.engine.places)), config, corpus)
     if "left" in known:
         last = last_seconds(estimate, trials.rungs)
         strategy.pace = Pace(folder / PACE, known["left"] - AFTER_S, estimate, last)
@@ -309,8 +310,9 @@ def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime)
     def needed(epochs: float, rungs: tuple[Rung, ...] = ()) -> float:
         """Minutes of everything. rungs: if they are others."""
         trained = replace(config, train=replace(config.train, steps=None, epochs=epochs))
-        rungs, own = rungs or (AGAIN_RUNGS if epochs > 1 else RUNGS), with_epochs(estimate, trained, corpus)
-        return (seconds_spent + own.seconds(batches(rungs)) + last_seconds(own, rungs) + AFTER_S) / 60
+        search, own = strategy.config.search, with_epochs(estimate, trained, corpus)
+        rungs = rungs or scaled_rungs(strategy.config, epochs > 1)
+        return (seconds_spent + own.seconds(batches(rungs, search.batch)) + last_seconds(own, rungs) + AFTER_S) / 60
 
     choices = np.geomspace(least, most, EPOCHS_CHOICES).tolist()
     fitting = bisect_right(choices, minutes, key=needed)

@@ -11,7 +11,7 @@ from nas.core.errors import RunError
 from nas.search.pace import Pace
 from nas.search.space import Network, NetworkCosts, neighbours, within_budget
 from nas.search.surrogate import TERMS, Surrogate, average_sizes
-from nas.search.trials import BATCH, Rung, Trials, batches, rung_steps
+from nas.search.trials import Rung, Trials, batches, rung_steps
 
 UNLIKELY = 0.02  # networks whose probability of being the best is lower do not go on
 EQUAL_LOSS = 0.001  # relative; of networks whose predicted losses differ less, the cheapest is chosen
@@ -144,13 +144,14 @@ def successive_halving(strategy: Strategy) -> Network:
 def first_count(strategy: Strategy, count: int) -> int:
     """The networks of the next batch of the first rung. count: of the rung, where the time plays no role."""
     tried, rungs, pace = len(strategy.trials.tried), strategy.trials.rungs, strategy.pace
+    batch = strategy.trials.config.search.batch
     if not pace:
-        return min(BATCH, count - tried)
+        return min(batch, count - tried)
     if tried >= MOST_TRIED:
         return 0
-    more = [(rungs[0].share, BATCH), *batches(rungs)[len(batches(rungs[:1])) - 1 :]]
+    more = [(rungs[0].share, batch), *batches(rungs)[len(batches(rungs[:1])) - 1 :]]
     planned = 0 if tried < count else None
-    return 0 if pace.choose([more, []] if tried else [more], planned) else BATCH
+    return 0 if pace.choose([more, []] if tried else [more], planned) else batch
 
 
 def paced(strategy: Strategy, before: Rung, rung: Rung, rungs: tuple[Rung, ...]) -> Rung:

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nas.core.config import Config
+from nas.core.config import Config, known_values
 from nas.core.errors import RunError
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import FORMAT
-from nas.core.run_folder import CONFIG, RESULTS, run_options, trial_file
+from nas.core.run_folder import CONFIG, RESULTS, trial_file
 from nas.costs.measurement import timed_rounds
 from nas.data.corpus import Corpus
-from nas.jobs.tasks import Task, run_tasks, script_task, start_server, workers
+from nas.jobs.tasks import Engine, Task, run_tasks, training_task
 from nas.mixture.gate import MOST_TOKENS
 from nas.mixture.mixture import open_mixture
 from nas.mixture.without_network import train_nll
@@ -42,7 +42,7 @@ class Rung(NamedTuple):
     vocabularies: int = 1
 
 
-BATCH = 4  # networks of the first rung that are proposed at once
+BATCH = 4  # networks of the first rung that are proposed at once, if no more train at a time
 RUNGS = Rung(FIRST_SHARE, 12), Rung(1 / 4, 5, 3), Rung(1 / 2, 2)
 # Of a text that is read again. The first parts of trainings do not show which vocabulary overfits later, so each rung
 # keeps different ones, and the last two networks train to the end.
@@ -51,10 +51,20 @@ AGAIN_RUNGS = Rung(FIRST_SHARE, 8), Rung(1 / 4, 5, 4), Rung(1 / 2, 3, 3), Rung(1
 FEWEST_RUNGS = Rung(FIRST_SHARE, BATCH), Rung(1 / 4, 1), Rung(1 / 2, 1)
 
 
-def batches(rungs: tuple[Rung, ...]) -> list[tuple[float, int]]:
-    """The share of a training that each batch of trials adds, and its number of networks, at most."""
+def with_batches(config: Config, places: int) -> Config:
+    """The configuration with search.batch and search.networks. places: trainings that run at a time."""
+    batch = places * math.ceil(BATCH / places)
+    known = known_values(config, {"search.batch": batch})
+    whole = known.search.batch * math.ceil(RUNGS[0].networks / known.search.batch)
+    return known_values(known, {"search.networks": whole})
+
+
+def batches(rungs: tuple[Rung, ...], batch: int = BATCH) -> list[tuple[float, int]]:
+    """The share of a training that each batch of trials adds, and its number of networks, at most. batch: of the first
+    rung.
+    """
     first, count, _ = rungs[0]
-    proposed = [(first, min(BATCH, count - done)) for done in range(0, count, BATCH)]
+    proposed = [(first, min(batch, count - done)) for done in range(0, count, batch)]
     untried = [(first, 1)]  # Strategy.with_best_untried()
     return proposed + untried + [(rung.share - before.share, rung.networks) for before, rung in pairwise(rungs)]
 
@@ -69,6 +79,14 @@ def rung_steps(share: float, steps: int) -> int:
 
 def part_of(share: float) -> str:
     return "a whole training" if share == 1 else f"{share:g} of a training"
+
+
+def scaled_rungs(config: Config, again: bool) -> tuple[Rung, ...]:
+    """The rungs of search.networks, or of 12 if it is auto. again: whether trainings read their text again."""
+    rungs = AGAIN_RUNGS if again else RUNGS
+    networks = config.search.networks
+    wider = 1 if networks == "auto" else networks / RUNGS[0].networks
+    return tuple(rung._replace(networks=max(1, round(wider * rung.networks))) for rung in rungs)
 
 
 class Estimate(NamedTuple):
@@ -125,12 +143,12 @@ def reading_seconds(phase: RetrainPhase) -> tuple[float, float]:
     return read * len(tokens) / len(part), opened + 2 * looked * len(tokens) / len(part) + fits * fitted
 
 
-def run_trials(tasks: list[Task], runtime: Runtime) -> dict[str, dict]:
+def run_trials(tasks: list[Task], engine: Engine) -> dict[str, dict]:
     """{name: content of the trial's file}; those that have run already are read. Raises RunError if all fail.
 
     A trial that fails is left out with a notice, because its weights may have diverged.
     """
-    failed = run_tasks(tasks, workers(runtime))
+    failed = run_tasks(tasks, engine)
     reasons = [f"the trial {name} failed: {reason}" for name, reason in failed.items()]
     if len(failed) == len(tasks):
         raise RunError("; ".join(reasons))
@@ -146,8 +164,12 @@ class Trials:
     networks that began one. failed: those whose last one failed. steps (by vocabulary), text: of whole trainings.
     """
 
-    def __init__(self, config: Config, corpora: dict[int, Corpus], folder: Path, runtime: Runtime):
-        self.config, self.corpora, self.folder, self.runtime = config, corpora, folder, runtime
+    def __init__(
+        self, config: Config, corpora: dict[int, Corpus], folder: Path, runtime: Runtime, engine: Engine | None = None
+    ):
+        places = len(engine.places) if engine else 1
+        self.config, self.corpora, self.folder = with_batches(config, places), corpora, folder
+        self.runtime, self.engine = runtime, engine
         tokens = {size: len(corpus.tokens("train")) for size, corpus in corpora.items()}
         self.steps = {size: count_steps(config, count) for size, count in tokens.items()}
         passes = max((count_passes(config, count) for count in tokens.values()), default=1.0)
@@ -160,7 +182,11 @@ class Trials:
 
     @property
     def rungs(self) -> tuple[Rung, ...]:
-        return AGAIN_RUNGS if self.text.is_read_again else RUNGS
+        return scaled_rungs(self.config, self.text.is_read_again)
+
+    @property
+    def batches(self) -> list[tuple[float, int]]:
+        return batches(self.rungs, self.config.search.batch)
 
     def finished(self, rung: Rung) -> list[Network]:
         """The networks whose trials in a rung have not failed."""
@@ -168,15 +194,16 @@ class Trials:
 
     def estimate(self, networks: list[Network]) -> Estimate:
         """The seconds of trials, if these networks are typical, from the shortest trial and a few steps."""
-        config, at_once, seconds = {"stage": "search", **asdict(self.config)}, workers(self.runtime), []
+        config, at_once, seconds = {"stage": "search", **asdict(self.config)}, len(self.engine.places), []
         for corpus in self.corpora.values() if self.config.train.residual else ():
             train_nll(corpus, self.config.beside)  # once for all trials, so it is no part of a start
-        start_server()
-        with TemporaryDirectory() as folder, redirect_stdout(None):
+        self.engine.warm_up()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix="estimate-", dir=self.folder) as folder, redirect_stdout(None):
             write_yaml(Path(folder) / CONFIG, config)
             tasks = [self.task(network, 1, Path(folder), 2) for network in networks[:at_once]]
             began = time.monotonic()
-            run_trials(tasks, self.runtime)
+            run_trials(tasks, self.engine)
             start = time.monotonic() - began
         with self.runtime.fork_rng():
             for network in networks:
@@ -198,11 +225,10 @@ class Trials:
         pattern, log = folder / "patterns" / f"{name}.yaml", folder / LOGS / f"{name}.txt"
         pattern.parent.mkdir(parents=True, exist_ok=True)
         write_yaml(pattern, {"format": FORMAT, "blocks": network.pattern})
-        arguments = [pattern, folder / CONFIG, *run_options(run), f"train.steps={steps}"]
+        arguments = [pattern, folder / CONFIG, f"train.steps={steps}"]
         arguments += [] if self.text.is_read_again else ["train.evaluate_every=0"]  # earlier weights may be the best
         arguments += [*options_of(network, self.config), *([] if until is None else ["--until", until])]
-        result = RESULTS if until is None else trial_file(until)
-        return script_task(name, "retrain.py", arguments, run / result, log)
+        return training_task(name, arguments, run, RESULTS if until is None else trial_file(until), log)
 
     def until(self, network: Network, share: float) -> int:
         return rung_steps(share, self.steps[network.vocab_size])
@@ -210,7 +236,7 @@ class Trials:
     def run(self, networks: list[Network], share: float) -> None:
         """Train each network until a share of its steps. Raises RunError if all fail."""
         done = sum({point.network: point.share for point in self.points}.values())
-        done /= sum(part * count for part, count in batches(self.rungs))
+        done /= sum(part * count for part, count in self.batches)
         print(
             f"{part_of(share)} of {', '.join(map(str, networks))}; {min(done, 1):.0%} of the trials are done",
             flush=True,
@@ -228,5 +254,5 @@ class Trials:
     def train(self, networks: list[Network], share: float) -> dict[Network, dict]:
         """The content of the trial's file of each network whose trial has not failed."""
         tasks = [self.task(network, self.until(network, share), self.folder) for network in networks]
-        found = run_trials(tasks, self.runtime)
+        found = run_trials(tasks, self.engine)
         return {network: found[str(network)] for network in networks if str(network) in found}

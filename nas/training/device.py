@@ -41,6 +41,15 @@ class Runtime:
         """`cpu`, or the name of the GPU."""
         return torch.cuda.get_device_name(self.device) if self.is_gpu else self.device.type
 
+    @property
+    def gpus(self) -> list[str]:
+        """The GPUs of this machine, as CUDA_VISIBLE_DEVICES names them; none if a run uses the CPU."""
+        if not self.is_gpu:
+            return []
+        count, names = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+        # CUDA ignores the names from the first invalid one on, such as -1; device_count() counts those before it.
+        return [str(number) for number in range(count)] if names is None else names.split(",")[:count]
+
     def __str__(self) -> str:
         muon = " (Muon's products bf16)" if self.muon_bf16 and self.precision == "fp32" else ""
         return f"{self.name}, {self.precision}{muon}, {self.threads} thread{'s' if self.threads > 1 else ''}"
