@@ -60,8 +60,9 @@ def read_prompt(file: str) -> bytes:
 
 def main() -> None:
     arguments = parse_arguments()
-    files, file = out_files(arguments.out, arguments.samples), arguments.stdin or arguments.prompt_file
-    prompt = read_prompt(file) if file else (arguments.prompt or "").encode("utf-8", "surrogateescape")
+    files, file = out_files(arguments.out, arguments.samples), arguments.stdin
+    file = arguments.prompt_file if file is None else file
+    prompt = read_prompt(file) if file is not None else (arguments.prompt or "").encode("utf-8", "surrogateescape")
 
     from nas import load_model
     from nas.inference.generation import Sampling

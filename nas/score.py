@@ -9,6 +9,8 @@ import math
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 
+import numpy as np
+
 from nas.core.errors import run_command
 from nas.core.files import read_input
 
@@ -33,8 +35,10 @@ def main() -> None:
     if not arguments.per_token:
         print(score)
         return
+    pieces, starts = model.tokenizer.pieces(), np.diff(score.line_of, prepend=-1) > 0
     for place, token in enumerate(score.ids):
-        text = model.tokenizer.decode(token[None]).decode("utf-8", errors="backslashreplace")
+        added = model.tokenizer.tokenizer.begins_with_space and starts[place]  # a space before each line
+        text = pieces[token].removeprefix(b" " if added else b"").decode("utf-8", errors="backslashreplace")
         known = {"line": int(score.line_of[place]) + 1, "token": text, "id": int(token), "nll": score.nll[place]}
         if score.network:
             known["network_nll"] = score.network.nll[place]

@@ -82,11 +82,11 @@ def test_a_text_is_split_where_it_can_be(text, parts, tmp_path):
     ("text", "message"),
     [
         ((WORDS * 3000).encode("utf-16-le"), "has many zero bytes, like UTF-16; convert it"),
-        ((WORDS * 3000).encode("utf-16"), r"not UTF-8 text \(byte 0 of the train split\); .*iconv -f UTF-16 -t UTF-8"),
+        ((WORDS * 3000).encode("utf-16"), r"not UTF-8 text \(byte 0\); .*iconv -f UTF-16 -t UTF-8"),
         ((WORDS * 3000).encode("utf-32-be"), "has many zero bytes"),
         (
             (WORDS * 20).encode() + b"caf\xe9 " + (WORDS * 3000).encode(),
-            r"error: [^:]*not UTF-8 text \(byte 543 of the t",
+            r"error: [^:]*not UTF-8 text \(byte 543\)",
         ),
         ((WORDS * 30).encode() + bytes(4096), "remove the zero bytes"),
         (gzip.compress(random.Random(1).randbytes(9000)), "unpack it, as with gunzip"),
@@ -300,6 +300,7 @@ def test_prompts_are_read_as_they_are(trained, tmp_path):
     wrong = refuse("generate", trained["sentencepiece"], "--prompt", "--train.lr=3", *short)
     assert "write --prompt=VALUE if the value begins with a dash" in wrong
     assert succeed("generate", trained["sentencepiece"], "--prompt=--train.lr=3", *short).startswith("--train.lr=3")
+    assert "cannot read : " in refuse("generate", trained["bytes"], "--prompt-file", "", *short)
     for end in ("", "\n", "\r\n"):
         (tmp_path / "prompt").write_bytes(b"\xef\xbb\xbfmy sister" + end.encode())
         given = "--prompt-file", tmp_path / "prompt"
@@ -413,6 +414,35 @@ def test_a_tokenizer_without_bytes_tells_what_it_does_not_read(tmp_path, text_fo
     command = [sys.executable, "-m", "nas.generate", tmp_path / "run", "--prompt", "the 😀 k好", "--tokens", "1"]
     done = subprocess.run(command, capture_output=True, cwd=ROOT, check=True, text=True)
     assert "it reads 😀 as ⁇, k好 as k ⁇\n" in done.stderr
+    (tmp_path / "text").write_text("my sister sees the king\nthe old man\n")
+    lines = succeed("score", tmp_path / "run", tmp_path / "text", "--per-token").splitlines()
+    assert "".join(json.loads(line)["token"] for line in lines) == (tmp_path / "text").read_text()
+    (tmp_path / "own.model").write_bytes(b"")
+    assert "own.model is not a SentencePiece model" in refuse("prepare", small_yaml, *own)
+
+
+def test_a_prompt_may_end_in_the_indentation_of_a_line(tmp_path, small_yaml, pattern):
+    """`if` follows the spaces in every line, and they are a piece of their own."""
+    (tmp_path / "code.txt").write_text("def sees(man):\n        if man:\n        if not man:\n" * 400)
+    own = "data.tokenizer=bpe", "data.vocab_size=290", f"data.source={tmp_path / 'code.txt'}", "train.steps=150"
+    succeed("retrain", pattern, small_yaml, "--run", tmp_path / "run", *own, "train.batch_size=8")
+    greedy = "--tokens", 6, "--temperature", 0
+    whole = succeed("generate", tmp_path / "run", "--prompt", "def sees(man):\n", *greedy)
+    for spaces in (1, 5, 8):
+        start = f"def sees(man):\n{' ' * spaces}"
+        assert succeed("generate", tmp_path / "run", "--prompt", start, *greedy)[:30] == whole[:30], spaces
+
+
+def test_an_account_without_a_home_and_one_byte_of_another_encoding_are_told(small_yaml, tmp_path):
+    text = "der König sieht die Bücher über Äpfel\n" * 2000
+    (tmp_path / "mixed.txt").write_bytes(text.encode()[:-20] + b"\x92\n")
+    place, wrong = len(text.encode()) - 20, refuse("prepare", small_yaml, f"data.source={tmp_path / 'mixed.txt'}")
+    assert f"is not UTF-8 text (byte {place}); the rest is UTF-8, so correct or remove such bytes, as with" in wrong
+    alone = ["unshare", "--user", "--map-user=4242", "env", "-u", "HOME", sys.executable, *command_of("prepare")]
+    done = subprocess.run([*alone, small_yaml, "data.cache=~/c"], cwd=ROOT, capture_output=True, text=True)
+    if "unshare" in done.stderr:
+        pytest.skip("there are no user namespaces here")
+    assert done.stderr.startswith("error: ~/c: this account has no home folder; give a path without ~")
 
 
 def test_figures_go_where_they_are_sent(searched, tmp_path):

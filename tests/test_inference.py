@@ -70,7 +70,7 @@ def test_a_score_is_printed_in_lines_tokens_and_figures(trained, tmp_path):
     assert f"word perplexity {score.metrics['word_perplexity']:.4f}, 9 words and line ends" in lines
     printed = succeed("score", trained["words"], tmp_path / "text.txt", "--per-token")
     tokens = [json.loads(line) for line in printed.splitlines()]
-    assert [entry["token"] for entry in tokens[:3]] == ["my", "sister", "sees"] and tokens[5]["token"] == "\n"
+    assert [entry["token"] for entry in tokens[:3]] == ["my", " sister", " sees"] and tokens[5]["token"] == "\n"
     assert tokens[0]["nll"] is None and [entry["line"] for entry in tokens] == [1] * 6 + [2] * 3
     assert math.isclose(sum(entry["nll"] for entry in tokens[1:]), score.metrics["nll"])
 

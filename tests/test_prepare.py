@@ -151,7 +151,7 @@ def test_bad_text_and_tokenizers_are_reported(text_folder, tmp_path):
     short.write_text("a\n")
     fails("has 0 bytes: too short to split", source=empty)
     fails("too short to split", source=short)
-    told = "binary is not UTF-8 text .byte 5 of the train split.; convert it, .*; data.tokenizer=bytes reads any file"
+    told = "binary is not UTF-8 text .byte 5.; convert it, .*; data.tokenizer=bytes reads any file"
     fails(told, source=binary)
     kept = Corpus(prepare(options(binary, tmp_path / "cache", tokenizer="bytes"))).meta["splits"]["train"]
     assert kept["lossless"] and not kept["words_kept"]

@@ -81,6 +81,14 @@ def read_input(name: str | Path) -> bytes:
         raise InputError(f"cannot read {name}: {error.strerror}") from None
 
 
+def user_path(name: str) -> Path:
+    """A path that the user gives, which may begin with ~. Raises InputError if the account has no home folder."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise InputError(f"{name}: this account has no home folder; give a path without ~, as data.cache=DIR") from None
+
+
 def reason_of(error: OSError, path: Path) -> str:
     """Why a folder cannot be made. What the system says of a link that leads nowhere is the opposite of the truth."""
     broken = next((one for one in (path, *path.parents) if one.is_symlink() and not one.exists()), None)

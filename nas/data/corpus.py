@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from nas.core.config import PIECES, DataOptions
 from nas.core.errors import InputError, rank
-from nas.core.files import read_yaml, reason_of, write_text, write_yaml
+from nas.core.files import read_yaml, reason_of, user_path, write_text, write_yaml
 from nas.core.run_folder import count_cores
 from nas.data.sources import (
     SPLITS,
@@ -57,7 +57,7 @@ def prepare(options: DataOptions, tell: Callable[[str], None] = lambda text: Non
     rank), vocabulary/ and meta.yaml. A call that is killed leaves finished splits to the next one. Raises InputError if
     the text, the options or the cache are unusable.
     """
-    cache = Path(options.cache).expanduser()
+    cache = user_path(options.cache)
     with usable_cache(cache, tell) as own:
         texts = find_text(options.source, cache)
         for split, path in texts.items():
@@ -144,7 +144,7 @@ def wait_for(lock: int, cache: Path, tell: Callable[[str], None]) -> bool:
 
 def corpus_digest(digests: dict[str, str], options: DataOptions) -> str:
     """16 hexadecimal digits that change with the SHA-256 of a split and with each option that changes the tokens."""
-    tokenizer = Path(options.tokenizer).expanduser()
+    tokenizer = user_path(options.tokenizer)
     file = tokenizer / VOCABULARY_FILE if tokenizer.is_dir() else tokenizer
     key = {
         "format": FORMAT,
@@ -159,7 +159,7 @@ def corpus_digest(digests: dict[str, str], options: DataOptions) -> str:
 
 def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> None:
     """Write all files of a prepared corpus into a folder, which may have some of an earlier call."""
-    given, origin = None, Path(options.tokenizer).expanduser()
+    given, origin = None, user_path(options.tokenizer)
     if (origin / VOCABULARY_FILE).exists():  # the ids of a given vocabulary keep their ranks on any text
         given = Vocabulary.load(origin)
         options = replace(options, tokenizer=given.kind, lowercase=given.lowercase, newline=given.newline)
@@ -217,6 +217,9 @@ def read_chunks(path: Path, options: DataOptions) -> Iterator[bytes]:
                 chunk = normalise(data[:cut], options.tokenizer, options.lowercase)
             except UnicodeDecodeError as error:
                 place = f"byte {offset + error.start} of the {path.stem} split"
+                if user_path(options.source).is_file():
+                    before = (path.with_stem(name).stat().st_size for name in SPLITS[: SPLITS.index(path.stem)])
+                    place = f"byte {sum(before) + offset + error.start}"
                 raise InputError(f"data.source={options.source} is not UTF-8 text ({place}); {advice(data)}") from None
             if options.tokenizer != "bytes" and has_zeros(chunk):
                 raise InputError(f"data.source={options.source} has many zero bytes, like UTF-16; {advice(data)}")

@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from nas.core.errors import InputError, RunError
-from nas.core.files import atomic_write, write_text
+from nas.core.files import atomic_write, user_path, write_text
 
 SPLITS = ("train", "valid", "test")
 BLOCK = 1 << 20  # bytes read at once
 MOST_ZEROS = 0.05  # of the bytes of a text
+FEW_WRONG = 0.2  # of its letters beyond ASCII, of a text that is UTF-8 elsewhere
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def find_text(source: str, cache: Path) -> dict[str, Path]:
     if source in ARCHIVES:
         return fetch_archive(source, ARCHIVES[source], cache)
     written = {"pydoc": write_pydoc, "stdlib": write_stdlib}
-    path = written[source](cache) if source in written else Path(source).expanduser()
+    path = written[source](cache) if source in written else user_path(source)
     if path.is_dir():
         return find_splits(path)
     if path.is_file():
@@ -186,6 +187,9 @@ def conversion_advice(data: bytes) -> str:
     width = "32" if b"\0\0" in data[:4] else "16"
     order = "" if (marked := data[:2] in (b"\xff\xfe", b"\xfe\xff")) else "BE" if data[:1] == b"\0" else "LE"
     encoding = f"UTF-{width}{order}" if marked or has_zeros(data) else "ENCODING"
+    letters = data.decode("utf-8", errors="replace") if encoding == "ENCODING" else ""
+    if letters.count("\ufffd") < FEW_WRONG * sum(letter > "\x7f" for letter in letters):
+        return "the rest is UTF-8, so correct or remove such bytes, as with iconv -c -f UTF-8 -t UTF-8"
     return f"convert it, as with iconv -f {encoding} -t UTF-8"
 
 

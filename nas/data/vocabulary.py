@@ -17,7 +17,7 @@ import sentencepiece
 
 from nas.core.config import PIECES, DataOptions
 from nas.core.errors import InputError
-from nas.core.files import read_yaml, write_yaml
+from nas.core.files import read_yaml, user_path, write_yaml
 from nas.data.sources import sha256_of
 
 FORMAT = "par-vocabulary/1"
@@ -227,12 +227,14 @@ def make_tokenizer(text: Iterator[bytes], total_bytes: int, options: DataOptions
     if options.tokenizer in PIECES:
         lines = training_lines(text, total_bytes)
         return SentencePieceTokenizer.train(lines, options.tokenizer, options.vocab_size, keep_newline)
-    path, named = Path(options.tokenizer).expanduser(), f"data.tokenizer={options.tokenizer}"
+    path, named = user_path(options.tokenizer), f"data.tokenizer={options.tokenizer}"
     if not path.is_file():
         allowed = "bpe, unigram, bytes, words, a .model file or a vocabulary folder that exists"
         raise InputError(f"{named} must be {allowed}")
     try:
-        return SentencePieceTokenizer(path.read_bytes(), keep_newline)
+        if not (model := path.read_bytes()):
+            raise RuntimeError
+        return SentencePieceTokenizer(model, keep_newline)
     except RuntimeError:
         raise InputError(f"{named} is not a SentencePiece model") from None
 

@@ -127,20 +127,36 @@ class Predictor:
             stream.read(token[None], state)
 
 
-def generate_tokens(predictor: Predictor, sampling: Sampling, generator: torch.Generator, first: Tensor) -> Iterator:
-    """Yield the next token of each sample without end, as lists. first [V]: whether a token may be the first one."""
-    log_p = predictor.predict().cpu().where(first, -torch.inf)
+def generate_tokens(
+    predictor: Predictor,
+    sampling: Sampling,
+    generator: torch.Generator,
+    pieces: list[bytes],
+    begun: bytes,
+    samples: int,
+) -> Iterator[list[int]]:
+    """Yield the next token of each sample without end. pieces [V]: their texts. begun: its first characters."""
+    left = [begun] * samples
     while True:
+        log_p = predictor.predict()
+        if any(left):
+            fits = torch.tensor([which_fit(pieces, own) for own in left], device=log_p.device)
+            log_p = log_p.where(fits, -torch.inf)
         tokens = sampling.draw(log_p, generator)  # [samples]
         yield tokens.tolist()
+        left = [own[len(pieces[token]) :] for own, token in zip(left, tokens.tolist(), strict=True)]
         predictor.read(tokens)
-        log_p = predictor.predict()
+
+
+def which_fit(pieces: list[bytes], begun: bytes) -> list[bool]:
+    """Which pieces [V] a text may begin with that begins with `begun`."""
+    return [piece.startswith(begun) or (piece != b"" and begun.startswith(piece)) for piece in pieces]
 
 
 class TextWriter:
     """Turns the tokens of a sample into text one by one, until it is_done.
 
-    prompt: the tokens before the first one. begun: the spaces with which the first one begins, which are not written.
+    prompt: the tokens before the first one. begun: the spaces with which the new text begins, which are not written.
     stops: the text ends before the first of them. lines: it ends after so many lines; 0: no limit.
     """
 
@@ -157,9 +173,9 @@ class TextWriter:
         """The text that a token adds. What may be the beginning of a stop waits for the next tokens."""
         if self.is_done:
             return b""
-        piece = self.pieces[token].removeprefix(b" " if self.at_start and self.begins_with_space else self.begun)
-        self.text += piece
-        self.begun, self.at_start = b"", token == self.line_end
+        piece = self.pieces[token]
+        self.text += piece.removeprefix(b" ") if self.at_start and self.begins_with_space else piece[len(self.begun) :]
+        self.begun, self.at_start = self.begun[len(piece) :], token == self.line_end
         ends = [self.text.find(stop, self.sent) for stop in self.stops]
         if 0 < self.lines <= self.text.count(b"\n"):
             ends.append(len(b"\n".join(self.text.split(b"\n")[: self.lines])))

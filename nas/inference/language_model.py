@@ -10,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from models.transformer_xl import TransformerXL
 from nas.core.config import Config
 from nas.core.errors import InputError
 from nas.data.sources import conversion_advice, count_words, has_zeros, is_text, split_words
 from nas.data.vocabulary import VOCABULARY, Vocabulary, normalise
-from nas.inference.generation import Predictor, Sampling, TextWriter, generate_tokens
+from nas.inference.generation import Predictor, Sampling, TextWriter, generate_tokens, which_fit
 from nas.mixture.mixture import Mixture, load_mixture
 from nas.retraining.weights import read_trained, set_weights
 from nas.training.build import build_fixed
@@ -112,8 +111,8 @@ class LanguageModel:
     ) -> Iterator[list[bytes]]:
         """Yield the new text of each sample after each token. A piece may be empty, see TextWriter.
 
-        In training no space stands alone before a word. So after a prompt that ends in spaces, the first token has
-        them, too. Raises InputError at once if an argument is out of range, or the prompt has no tokens.
+        In training most words have the spaces before them, so the new text begins with those at the end of a prompt.
+        Raises InputError at once if an argument is out of range, or the prompt has no tokens.
         """
         if "" in stop:
             raise InputError("a text before which to stop is empty")
@@ -123,7 +122,7 @@ class LanguageModel:
             raise InputError(f"seed {seed} must be from 0 to 2**63 - 1")
         data = prompt.encode("utf-8", "surrogateescape") if isinstance(prompt, str) else prompt
         self.check_utf8(data)
-        begun, may_begin = self.begun_token(data)
+        begun = self.begun_text(data)
         if not len(ids := self.tokenizer.encode(data.removesuffix(begun))):
             if self.config.model.grid:
                 raise InputError("a model of images cannot begin after a line end; give the first bytes of an image")
@@ -134,7 +133,7 @@ class LanguageModel:
         generator.seed() if seed is None else generator.manual_seed(seed)
         writers = [TextWriter(self.tokenizer, ids, stop, lines, begun) for _ in range(samples)]
         predictor = Predictor(self.module, self.mixture, self.runtime, evaluation_lengths(self.config), ids, samples)
-        drawn = generate_tokens(predictor, sampling, generator, may_begin)
+        drawn = generate_tokens(predictor, sampling, generator, self.tokenizer.pieces(), begun, samples)
 
         def pieces() -> Iterator[list[bytes]]:
             for chosen in itertools.islice(drawn, min(tokens, sys.maxsize)):
@@ -145,14 +144,11 @@ class LanguageModel:
 
         return pieces()
 
-    def begun_token(self, prompt: bytes) -> tuple[bytes, Tensor]:
-        """The spaces at the end of a prompt that belong to the next token, and which tokens [V] begin with them."""
+    def begun_text(self, prompt: bytes) -> bytes:
+        """The spaces at the end of a prompt, as many as tokens can begin with."""
         pieces = self.tokenizer.pieces() if self.tokenizer.kind != "bytes" else []
-        for begun in (b" " * size for size in range(len(prompt) - len(prompt.rstrip(b" ")), 0, -1)):
-            fits = [piece.startswith(begun) and piece.strip() != b"" for piece in pieces]
-            if any(fits):
-                return begun, torch.tensor(fits)
-        return b"", torch.ones(self.tokenizer.size, dtype=torch.bool)
+        spaces = (b" " * size for size in range(len(prompt) - len(prompt.rstrip(b" ")), 0, -1))
+        return next((begun for begun in spaces if any(which_fit(pieces, begun))), b"")
 
     def unknown_words(self, text: bytes) -> dict[str, str]:
         """{word: what the tokens keep of it} of the words of a text that they do not keep."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from nas.core.config import Config
 from nas.core.errors import STOPS, InputError, check_package
+from nas.core.files import user_path
 from nas.data.sources import find_splits
 from nas.jobs.processes import POLL_S
 from nas.jobs.tasks import ROOT, Ended, Task
@@ -56,7 +57,7 @@ class ClusterEngine:
 
     def probe(self, nodes: list[str], config: Config, folder: Path) -> None:
         """Raises InputError if a node sees other files, or has other versions, than this machine."""
-        ray, cache = self.ray, Path(config.data.cache).expanduser()
+        ray, cache = self.ray, user_path(config.data.cache)
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         marks = [place.absolute() / f".probe-{secrets.token_hex(8)}" for place in (folder, cache)]
@@ -162,7 +163,7 @@ def count(node: dict, kind: str) -> int:
 
 def texts_of(config: Config) -> list[str]:
     """The files of the text and of the tokenizer that the configuration names."""
-    named = [Path(name).expanduser() for name in (config.data.source, config.data.tokenizer)]
+    named = [user_path(name) for name in (config.data.source, config.data.tokenizer)]
     files = [file for path in named for file in (find_splits(path).values() if path.is_dir() else [path])]
     return [str(file.absolute()) for file in files if file.is_file()]
 

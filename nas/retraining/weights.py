@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nas.core.config import NETWORK, TRIAL, Config, changes, flat_config, known_values, marked
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
-from nas.core.files import read_yaml
+from nas.core.files import read_yaml, user_path
 from nas.core.pattern import abbreviate, describe_sizes, read_blocks
 from nas.core.run_folder import CHECKPOINT, CONFIG, DIGESTS, METRICS, MIXTURE, OUTCOME, PROVENANCE, SUMMARY, RunFolder
 from nas.data.sources import sha256_of
@@ -97,7 +97,7 @@ def with_origin(config: Config, pattern: list[str], run: Path) -> tuple[Config, 
     if (run / CHECKPOINT).exists():
         begun = load_config(run / CONFIG, [])
         return with_vocabulary(config, begun, begun.data.tokenizer), None
-    folder = Path(config.train.init_from).expanduser()
+    folder = user_path(config.train.init_from)
     origin = read_trained(folder)
     prefix = f"train.init_from={folder}"
     if origin.pattern != pattern:
