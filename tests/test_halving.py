@@ -1,6 +1,7 @@
 """The search by trials: the networks of each rung."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from nas.search.pace import Pace
 from nas.search.space import Network, NetworkCosts, first_candidates, neighbours
 from nas.search.strategy import MOST_TRIED, Strategy, successive_halving
 from nas.search.surrogate import TERMS, Point, Text
-from nas.search.trials import AGAIN_RUNGS, RUNGS, Estimate, Rung, Trials, batches, rung_steps
+from nas.search.trials import AGAIN_RUNGS, RUNGS, Estimate, Rung, Trials, batches, rung_steps, with_batches
 from tests.making import load_script, plain
 
 
@@ -355,3 +356,24 @@ def test_time_that_is_left_over_goes_into_trials_and_what_is_missing_comes_off_t
     strategy, _, _ = paced_search(known_search, monkeypatch, tmp_path / "none.jsonl", 0.0, 1.0)
     shares = [point.share for point in strategy.trials.points]
     assert [shares.count(rung.share) for rung in RUNGS] == [4, 1, 1]  # the fewest
+
+
+def test_many_workers_have_as_many_networks_in_fewer_rungs(known_search):
+    """Each rung of 16 workers is one batch, and a resumed search with fewer workers repeats the same one."""
+    config = known_search().config
+    auto = replace(config, search=replace(config.search, batch="auto", networks="auto"))
+    for places, batch, networks in ((1, 4, 12), (2, 4, 12), (3, 6, 12), (5, 5, 15), (8, 8, 16), (16, 16, 16)):
+        search = with_batches(
+            replace(config, search=replace(config.search, batch="auto", networks="auto")), places
+        ).search
+        assert (search.batch, search.networks) == (batch, networks)
+        assert with_batches(replace(config, search=search), 64).search == search
+    strategy, began = known_search(terms=VAGUE), []
+    strategy.trials.config.search.batch = strategy.trials.config.search.networks = 16
+    run = strategy.trials.run
+    strategy.trials.run = lambda networks, share: began.append((len(networks), share)) or run(networks, share)
+    best = successive_halving(strategy)
+    assert began[0] == (16, 1 / 8) and len(began) == 2 and began[1][0] <= 7 and began[1][1] == 3 / 8
+    losses = sorted(true_loss(network, 1.0) for network in strategy.networks)
+    assert true_loss(best, 1.0) < losses[len(losses) // 10]
+    assert strategy.trials.batches == [(1 / 8, 16), (1 / 4, 7)]

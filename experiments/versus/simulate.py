@@ -78,8 +78,8 @@ class Truth:
 class SimulatedTrials(Trials):
     """Trials without trainings. loss: bits per byte of a network after a share of a training. text: as in Trials."""
 
-    def __init__(self, config, loss: Callable[[Network, float], float], text: Text | None = None):
-        super().__init__(config, {}, Path(), None)
+    def __init__(self, config, loss: Callable[[Network, float], float], text: Text | None = None, engine=None):
+        super().__init__(config, {}, Path(), None, engine)
         self.loss, self.text = loss, text or self.text
         self.steps = dict.fromkeys(config.search.vocab_size, 800_000)  # no warning about the warm-up
 

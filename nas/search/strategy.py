@@ -11,7 +11,7 @@ from nas.core.errors import RunError
 from nas.search.pace import Pace
 from nas.search.space import Network, NetworkCosts, neighbours, within_budget
 from nas.search.surrogate import TERMS, Surrogate, average_sizes
-from nas.search.trials import Rung, Trials, batches, rung_steps
+from nas.search.trials import Rung, Trials, adds_untried, batches, rung_steps
 
 UNLIKELY = 0.02  # networks whose probability of being the best is lower do not go on
 EQUAL_LOSS = 0.001  # relative; of networks whose predicted losses differ less, the cheapest is chosen
@@ -66,7 +66,7 @@ class Strategy:
         """The networks of a rung. networks: those of the rung before."""
         surrogate = self.fit()
         promoted = self.likely_best(surrogate, networks, rung)
-        if before == self.trials.rungs[0]:
+        if before == self.trials.rungs[0] and adds_untried(self.trials.rungs):
             promoted = self.with_best_untried(surrogate, promoted, rung.networks)
         return self.fill_free_places(surrogate, promoted, before, rung)
 
@@ -149,7 +149,7 @@ def first_count(strategy: Strategy, count: int) -> int:
         return min(batch, count - tried)
     if tried >= MOST_TRIED:
         return 0
-    more = [(rungs[0].share, batch), *batches(rungs)[len(batches(rungs[:1])) - 1 :]]
+    more = [(rungs[0].share, batch), *batches(rungs)[len(batches(rungs[:1])) :]]
     planned = 0 if tried < count else None
     return 0 if pace.choose([more, []] if tried else [more], planned) else batch
 
@@ -161,7 +161,7 @@ def paced(strategy: Strategy, before: Rung, rung: Rung, rungs: tuple[Rung, ...])
     if not strategy.pace:
         return rung
     counts, first = range(2 * rung.networks, 0, -1), strategy.trials.rungs[0]
-    untried = [(first.share, 1)] if before == first else []  # with_best_untried()
+    untried = [(first.share, 1)] if before == first and adds_untried(strategy.trials.rungs) else []
     choices = [  # networks beyond those of a rung leave time for all of the later ones
         [(rung.share - before.share, count), *untried]
         + [(two.share - one.share, two.networks if count > rung.networks else 1) for one, two in pairwise(rungs)]

@@ -44,6 +44,8 @@ class Rung(NamedTuple):
 
 BATCH = 4  # networks of the first rung that are proposed at once, if no more train at a time
 RUNGS = Rung(FIRST_SHARE, 12), Rung(1 / 4, 5, 3), Rung(1 / 2, 2)
+# Of networks that all train at once; these rungs take less time, and are as good (experiments/versus)
+WIDE_RUNGS = Rung(FIRST_SHARE, 12), Rung(3 / 8, 5, 3)
 # Of a text that is read again. The first parts of trainings do not show which vocabulary overfits later, so each rung
 # keeps different ones, and the last two networks train to the end.
 AGAIN_RUNGS = Rung(FIRST_SHARE, 8), Rung(1 / 4, 5, 4), Rung(1 / 2, 3, 3), Rung(1.0, 2, 2)
@@ -65,7 +67,7 @@ def batches(rungs: tuple[Rung, ...], batch: int = BATCH) -> list[tuple[float, in
     """
     first, count, _ = rungs[0]
     proposed = [(first, min(batch, count - done)) for done in range(0, count, batch)]
-    untried = [(first, 1)]  # Strategy.with_best_untried()
+    untried = [(first, 1)] * adds_untried(rungs)
     return proposed + untried + [(rung.share - before.share, rung.networks) for before, rung in pairwise(rungs)]
 
 
@@ -81,11 +83,16 @@ def part_of(share: float) -> str:
     return "a whole training" if share == 1 else f"{share:g} of a training"
 
 
+def adds_untried(rungs: tuple[Rung, ...]) -> bool:
+    """Whether an untried network joins the second rung. If that is long, the others would wait for it."""
+    return rungs[1].share <= 2 * rungs[0].share if len(rungs) > 1 else False
+
+
 def scaled_rungs(config: Config, again: bool) -> tuple[Rung, ...]:
-    """The rungs of search.networks, or of 12 if it is auto. again: whether trainings read their text again."""
-    rungs = AGAIN_RUNGS if again else RUNGS
+    """The rungs of search.networks and search.batch. again: whether trainings read their text again."""
     networks = config.search.networks
-    wider = 1 if networks == "auto" else networks / RUNGS[0].networks
+    rungs = AGAIN_RUNGS if again else WIDE_RUNGS if config.search.batch >= networks else RUNGS
+    wider = networks / RUNGS[0].networks
     return tuple(rung._replace(networks=max(1, round(wider * rung.networks))) for rung in rungs)
 
 
