@@ -363,9 +363,7 @@ def test_many_workers_have_as_many_networks_in_fewer_rungs(known_search):
     config = known_search().config
     auto = replace(config, search=replace(config.search, batch="auto", networks="auto"))
     for places, batch, networks in ((1, 4, 12), (2, 4, 12), (3, 6, 12), (5, 5, 15), (8, 8, 16), (16, 16, 16)):
-        search = with_batches(
-            replace(config, search=replace(config.search, batch="auto", networks="auto")), places
-        ).search
+        search = with_batches(auto, places).search
         assert (search.batch, search.networks) == (batch, networks)
         assert with_batches(replace(config, search=search), 64).search == search
     strategy, began = known_search(terms=VAGUE), []
