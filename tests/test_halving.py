@@ -359,19 +359,19 @@ def test_time_that_is_left_over_goes_into_trials_and_what_is_missing_comes_off_t
 
 
 def test_many_workers_have_as_many_networks_in_fewer_rungs(known_search):
-    """Each rung of 16 workers is one batch, and a resumed search with fewer workers repeats the same one."""
+    """16 workers have two batches and then one, and a resumed search with fewer workers repeats the same one."""
     config = known_search().config
     auto = replace(config, search=replace(config.search, batch="auto", networks="auto"))
-    for places, batch, networks in ((1, 4, 12), (2, 4, 12), (3, 6, 12), (5, 5, 15), (8, 8, 16), (16, 16, 16)):
+    for places, batch, networks in ((1, 4, 12), (2, 4, 12), (3, 6, 12), (5, 5, 15), (8, 8, 16), (16, 16, 32)):
         search = with_batches(auto, places).search
         assert (search.batch, search.networks) == (batch, networks)
         assert with_batches(replace(config, search=search), 64).search == search
     strategy, began = known_search(terms=VAGUE), []
-    strategy.trials.config.search.batch = strategy.trials.config.search.networks = 16
+    strategy.trials.config.search.batch, strategy.trials.config.search.networks = 16, 32
     run = strategy.trials.run
     strategy.trials.run = lambda networks, share: began.append((len(networks), share)) or run(networks, share)
     best = successive_halving(strategy)
-    assert began[0] == (16, 1 / 8) and len(began) == 2 and began[1][0] <= 7 and began[1][1] == 3 / 8
+    assert began[:2] == [(16, 1 / 8)] * 2 and len(began) == 3 and began[2][0] <= 5 and began[2][1] == 1 / 4
     losses = sorted(true_loss(network, 1.0) for network in strategy.networks)
     assert true_loss(best, 1.0) < losses[len(losses) // 10]
-    assert strategy.trials.batches == [(1 / 8, 16), (1 / 4, 7)]
+    assert strategy.trials.batches == [(1 / 8, 16), (1 / 8, 16), (1 / 8, 5)]

@@ -230,7 +230,7 @@ class SearchOptions:
         "auto", "networks proposed at once; auto: 4, or as many as train at a time", BY_TRIALS, AUTO
     )
     networks: Count | Auto = option(
-        "auto", "networks of the first trials; auto: 12, or as many as train at a time", BY_TRIALS, AUTO
+        "auto", "networks of the first trials; auto: 12, or twice as many as train at a time", BY_TRIALS, AUTO
     )
     arch_fraction: Annotated[float, above(0), at_most(0.5)] = option(0.2, "share of text and steps for logits", GUMBEL)
     warmup_steps: Natural | None = option(None, "first steps, with uniform pi (null: a quarter)", GUMBEL)

@@ -44,8 +44,8 @@ class Rung(NamedTuple):
 
 BATCH = 4  # networks of the first rung that are proposed at once, if no more train at a time
 RUNGS = Rung(FIRST_SHARE, 12), Rung(1 / 4, 5, 3), Rung(1 / 2, 2)
-# Of networks that all train at once; these rungs take less time, and are as good (experiments/versus)
-WIDE_RUNGS = Rung(FIRST_SHARE, 12), Rung(3 / 8, 5, 3)
+# Of at least 12 networks that train at a time, in two batches; more networks and shorter trainings (experiments/versus)
+WIDE_RUNGS = Rung(FIRST_SHARE, 24), Rung(1 / 4, 4, 4)
 # Of a text that is read again. The first parts of trainings do not show which vocabulary overfits later, so each rung
 # keeps different ones, and the last two networks train to the end.
 AGAIN_RUNGS = Rung(FIRST_SHARE, 8), Rung(1 / 4, 5, 4), Rung(1 / 2, 3, 3), Rung(1.0, 2, 2)
@@ -57,7 +57,8 @@ def with_batches(config: Config, places: int) -> Config:
     """The configuration with search.batch and search.networks. places: trainings that run at a time."""
     batch = places * math.ceil(BATCH / places)
     known = known_values(config, {"search.batch": batch})
-    whole = known.search.batch * math.ceil(RUNGS[0].networks / known.search.batch)
+    batch, usual = known.search.batch, RUNGS[0].networks
+    whole = batch * (2 if batch >= usual else math.ceil(usual / batch))
     return known_values(known, {"search.networks": whole})
 
 
@@ -84,15 +85,15 @@ def part_of(share: float) -> str:
 
 
 def adds_untried(rungs: tuple[Rung, ...]) -> bool:
-    """Whether an untried network joins the second rung. If that is long, the others would wait for it."""
-    return rungs[1].share <= 2 * rungs[0].share if len(rungs) > 1 else False
+    """Whether an untried network joins the second rung. It takes longer than the others, which wait for it."""
+    return len(rungs) > 2
 
 
 def scaled_rungs(config: Config, again: bool) -> tuple[Rung, ...]:
     """The rungs of search.networks and search.batch. again: whether trainings read their text again."""
     networks = config.search.networks
-    rungs = AGAIN_RUNGS if again else WIDE_RUNGS if config.search.batch >= networks else RUNGS
-    wider = networks / RUNGS[0].networks
+    rungs = AGAIN_RUNGS if again else WIDE_RUNGS if config.search.batch >= RUNGS[0].networks else RUNGS
+    wider = networks / max(RUNGS[0].networks, rungs[0].networks)
     return tuple(rung._replace(networks=max(1, round(wider * rung.networks))) for rung in rungs)
 
 
