@@ -1,6 +1,7 @@
 """Trials on the nodes of a Ray cluster, in a network namespace of its own."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,8 @@ def test_a_search_whose_node_and_driver_are_killed_equals_one_on_this_machine(tm
     assert done.returncode == 0, done.stderr + said
     assert said.count("2 trainings at a time on 2 nodes") == 2 and " died; it goes on from its last" in said
     assert " finished on one, " in said
+    logs = "".join(log.read_text() for log in run.glob("trials/logs/*.txt"))
+    assert any(0 < int(step) < 200 for step in re.findall(r"continuing from step (\d+) ", logs))  # of the killed node
     succeed("search", small_yaml, "--run", local, *SEARCH)
     choices = [yaml.safe_load((folder / "trials" / "choice.yaml").read_text()) for folder in (run, local)]
     for choice in choices:

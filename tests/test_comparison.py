@@ -219,7 +219,7 @@ def test_wrong_options_and_other_settings_are_refused_before_anything_is_written
         ({}, ["--run", run / "runs" / "16-ddd-1"], "holds a retrain run, not a compare run"),
         (window, ["--run", new], "window: block 1: window 9999: window=9999 must be at most train.segment"),
         ({}, ["seed=3"], "seed=3: every network is trained with several seeds; give them with --seeds"),
-        ({}, ["jobs.workers=2", "train.threads=null"], threads),
+        ({}, ["--run", new, "jobs.workers=2", "train.threads=null"], threads),
     ):
         path.write_text(yaml.safe_dump(COMPARISON | changed))
         refused = compare(path, "--run", run, *arguments)
@@ -236,6 +236,7 @@ def test_a_killed_comparison_continues_and_a_failing_run_does_not_stop_the_other
     assert nothing.returncode == 2 and "holds no comparison yet" in nothing.stderr
     # Enough steps that the training is not finished when this test, on a busy machine, sees its first checkpoint.
     arguments = [path, "--run", run, "train.steps=1200", "train.checkpoint_every=20", "train.log_every=100"]
+    arguments.append("jobs.workers=1")
     process = start("compare", *arguments)
     wait_for((run / "runs" / "16-ada-1" / "checkpoint.pt").exists, process)
     process.kill()

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -64,6 +65,23 @@ def test_finished_tasks_are_skipped_and_a_failure_does_not_stop_the_others(task,
     assert (tmp_path / "done").read_text() == "before"
     said = capfd.readouterr().out.splitlines()
     assert len(said) == 4 and said[0].startswith("[1/4] bad FAILED: what is wrong") and "good finished" in said[2]
+
+
+@pytest.mark.slow
+def test_a_task_that_dies_goes_on_and_one_that_always_dies_is_given_up(task, capsys):
+    """The second call of the first task sees what the first one left, and has --resume."""
+    die = "os.kill(os.getpid(), 9)"
+    once = task(
+        "once", f"again = '--resume' in sys.argv; run = result.parent; result.write_text('x') if again else {die}"
+    )
+    once = replace(once, run=once.result.parent)
+    (once.run / "config.yaml").touch()
+    always = task("always", f"print('nearly done', flush=True); {die}")
+    calls = task("calls", "(result.parent / f'call-{time.time()}').touch(); " + die)
+    failed = run_tasks([once, always, calls], LocalEngine([None]))
+    assert once.result.exists() and failed["always"] == "it died 3 times; its last line: nearly done"
+    assert len([*calls.result.parent.glob("call-*")]) == 3
+    assert capsys.readouterr().out.count("NOTICE: always died; it goes on from its last checkpoint") == 2
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def main() -> None:
         for key, loss in found.items():
             losses.setdefault(key, []).append(loss / best - 1)
     first = "waiting", arguments.workers[0]
-    print_row("search, workers", "bits behind the best", "than one worker", "time", "trainings", header=True)
+    print_row("search, workers", "bits behind the best", "than the first", "time", "trainings", header=True)
     for key, values in losses.items():
         more = np.subtract(values, losses[first])
         columns = [f"{np.mean(own):+.2%} ± {np.std(own, ddof=1) / len(own) ** 0.5:.2%}" for own in (values, more)]

@@ -14,7 +14,7 @@ from nas.costs.flops import batch_shape
 from nas.costs.measurement import device_conditions, text_times
 from nas.data.corpus import Corpus, prepare
 from nas.jobs.engines import open_engine
-from nas.jobs.tasks import Engine, Task, training_task
+from nas.jobs.tasks import Engine, Task, training_task, unfinished
 from nas.training.device import choose_runtime, set_up_device
 from nas.training.passes import auto_lines, resolve_auto
 
@@ -44,10 +44,13 @@ class Comparison:
     def pattern_file(self, contender: Contender) -> Path:
         return self.path / "patterns" / f"{contender.name}.yaml"
 
-    def start(self) -> Engine:
-        """Prepare the data, lock the folder, write the settings and the pattern files. Returns what runs the tasks."""
+    def start(self) -> Engine | None:
+        """Prepare the data, lock the folder, write the settings and the pattern files. Returns what runs the tasks;
+        None if all have finished.
+        """
         runtime = set_up_device(self.recipe.seed, self.recipe.train)
-        engine, corpus = open_engine(self.recipe, runtime, self.path), Corpus(prepare(self.recipe.data))
+        engine = open_engine(self.recipe, runtime, self.path) if unfinished(self.tasks()) else None
+        corpus = Corpus(prepare(self.recipe.data))
         given, self.recipe = self.recipe, resolve_auto(self.recipe, corpus)
         for line in auto_lines(given, self.recipe, corpus):
             print(line)

@@ -86,8 +86,9 @@ def train_networks(folder: Path, plan: Config) -> None:
         if (run / CHECKPOINT).exists() and not (run / BEST).exists():  # retrain.py writes it again
             for file in (run / RESULTS, folder / SUMMARY, folder / REPORT):
                 file.unlink(missing_ok=True)
-    if unfinished(tasks):
-        print(f"training the {FOUND} and the {USUAL} network", flush=True)
+    if not unfinished(tasks):
+        return
+    print(f"training the {FOUND} and the {USUAL} network", flush=True)
     if failed := run_tasks(tasks, open_engine(plan, set_up_device(plan.seed, plan.train), folder)):
         raise RunError("; ".join(f"the training {name} failed: {why}" for name, why in failed.items()))
 

@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import yaml
 from models.operations.registry import OPERATIONS
 from nas.core.config import CANDIDATES, PIECES, Config, changes, config_of, flat_config, flatten, milliseconds, options
 from nas.core.errors import InputError, nearest
-from nas.core.files import Loader, read_user_yaml, read_yaml
+from nas.core.files import Loader, read_user_yaml, read_yaml, write_yaml
 from nas.core.option_types import choices, describe, fits
 from nas.core.pattern import parse_block, resolve_block, simplify_block
 from nas.core.run_folder import CONFIG, LOCK, NO_NETWORK, PLAN, SEARCH, TRIALS, lock_folder, try_writing
@@ -254,6 +255,9 @@ def open_plan(folder: Path, minutes: float | None, config: Config) -> Config | N
     if minutes != planned:
         given = "without --minutes" if planned is None else f"with --minutes {planned:g}"
         raise InputError(f"--run {folder} was begun {given}: repeat the command so, or use another folder")
-    if changed := ", ".join(changes(flat_config(plan), flat_config(config), PLANNED if minutes else ())):
+    may_differ = *(PLANNED if minutes else ()), *(key for key in options() if key.startswith("jobs."))
+    if changed := ", ".join(changes(flat_config(plan), flat_config(config), may_differ)):
         raise InputError(f"--run {folder} has another configuration: {changed}; use another folder")
+    plan.jobs = config.jobs
+    write_yaml(file, {"minutes": minutes, **asdict(plan)})
     return plan

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -23,7 +24,10 @@ from nas.core.errors import InputError, nearest, rank, world_size
 from nas.core.files import read_jsonl, read_yaml, reason_of, write_jsonl, write_yaml
 
 LOCK, LOCK_S = ".lock", 20  # seconds to wait for it
+OTHERS_LOCK_S = 120  # for that of another machine: shared storage keeps the lock of a dead one for about 90 s
 CONFIG, METRICS, PI = "config.yaml", "metrics.jsonl", "pi.jsonl"
+# Names in a folder where a run may begin; nas.jobs.cluster leaves the last one if it is killed
+USABLE = re.compile(rf"\{LOCK}|{CONFIG}\.part|latency\.yaml|\.probe-\w+")
 PACKAGES = ("torch", "numpy", "sentencepiece")
 DIGESTS = ("data_sha256", "tokenizer_sha256", "vocab_size")
 PROVENANCE, CHECKPOINT = "provenance.yaml", "checkpoint.pt"
@@ -150,7 +154,7 @@ def check_folder(path: Path, resume: bool, stage: str) -> None:
             raise InputError(f"--run {path} holds a {other or 'foreign'} run, not a {stage} run; use another folder")
         if not resume:
             raise InputError(f"--run {path} already holds a run; add --resume to continue it, or use another folder")
-    elif path.exists() and {entry.name for entry in path.iterdir()} - {LOCK, f"{CONFIG}.part", LATENCY}:
+    elif path.exists() and any(not USABLE.fullmatch(entry.name) for entry in path.iterdir()):
         raise InputError(f"--run {path} is not empty, but holds no config.yaml of a run; use another folder")
     if rank() == 0:
         try_writing(path)
@@ -167,13 +171,16 @@ def check_resume(path: Path, holds_run: Callable[[Path], bool]) -> None:
 def lock_folder(path: Path) -> int:
     """Lock a run folder until this process ends. Raises InputError if another process uses it."""
     # It waits, because trials that a killed search has started save what they have before they end.
-    lock = os.open(path / LOCK, os.O_CREAT | os.O_WRONLY)
-    for tenth in range(round(10 * LOCK_S)):
+    lock, own = os.open(path / LOCK, os.O_CREAT | os.O_RDWR), platform.node().encode()
+    most = LOCK_S if os.read(lock, len(own) + 1) in (b"", own) else OTHERS_LOCK_S
+    for tenth in range(round(10 * most)):
         with suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.truncate(lock, 0)
+            os.pwrite(lock, own, 0)
             return lock
         if tenth == 10:
-            print(f"waiting at most {LOCK_S} s for the process that uses {path}", flush=True)
+            print(f"waiting at most {most} s for the process that uses {path}", flush=True)
         time.sleep(0.1)
     os.close(lock)
     raise InputError(f"--run {path} is in use by another process; wait, or use another folder")

@@ -44,29 +44,34 @@ class ClusterEngine:
         if train.threads is None and not on_gpu:
             raise InputError("jobs.cluster needs the number of threads of each training: add train.threads=1")
         self.needs = {"CPU": train.threads or 1, **({"GPU": 1} if on_gpu else {})}
+        # Tasks are tried again by run_tasks(). A worker stays, although Ray would end one that had a GPU.
+        self.options = {"max_retries": 0, "max_calls": 0} | {
+            f"num_{kind.lower()}s": n for kind, n in self.needs.items()
+        }
         able = {node["NodeID"]: min(count(node, kind) // most for kind, most in self.needs.items()) for node in nodes}
-        workers, cpus = sum(able.values()), self.needs["CPU"]
+        cpus = self.needs["CPU"]
         what = (f"{cpus} CPUs" if cpus > 1 else "a CPU") + " and a GPU" * on_gpu
-        if not workers:
+        if not any(able.values()):
             advice = "start nodes with --num-gpus, or give train.device=cpu" if on_gpu else "give fewer train.threads"
             raise InputError(f"jobs.cluster={address}: no node has {what}, which a training needs; {advice}")
-        self.probe([node for node, most in able.items() if most], config, folder)
+        alive = self.probe([node for node, most in able.items() if most], config, folder)
         self.wait_until_free(what)
+        workers = sum(map(able.__getitem__, alive))
         self.places = [None] * min(workers, config.jobs.workers or workers)
-        print(f"{workers} trainings at a time on {sum(map(bool, able.values()))} nodes of {address}", flush=True)
+        print(f"{len(self.places)} trainings at a time on {len(alive)} nodes of {address}", flush=True)
 
-    def probe(self, nodes: list[str], config: Config, folder: Path) -> None:
-        """Raises InputError if a node sees other files, or has other versions, than this machine."""
+    def probe(self, nodes: list[str], config: Config, folder: Path) -> list[str]:
+        """The nodes that are alive. Raises InputError if one sees other files, or has other versions, than this one."""
         ray, cache = self.ray, user_path(config.data.cache)
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         marks = [place.absolute() / f".probe-{secrets.token_hex(8)}" for place in (folder, cache)]
-        made = [one for mark in marks for one in mark.parents if not one.exists()]
+        alive, made = [], [one for mark in marks for one in mark.parents if not one.exists()]
         try:
             for mark in marks:
                 mark.parent.mkdir(parents=True, exist_ok=True)
                 mark.touch()
-            lock = os.open(marks[0], os.O_RDONLY)
+            lock = os.open(marks[0], os.O_RDWR)  # NFS locks only what may be written
             fcntl.flock(lock, fcntl.LOCK_EX)
             about = str(ROOT), str(Path.cwd()), list(map(str, marks)), texts_of(config)
             here = facts(*about)
@@ -74,6 +79,8 @@ class ClusterEngine:
                 strategy = NodeAffinitySchedulingStrategy(node, soft=False)
                 try:
                     seen = ray.get(ray.remote(num_cpus=0, scheduling_strategy=strategy)(facts).remote(*about))
+                except ray.exceptions.RayTaskError as error:
+                    raise InputError(f"node {self.names[node]} cannot look at the files: {error.cause}") from None
                 except ray.exceptions.RayError:  # Ray has not noticed yet
                     print(f"NOTICE: node {self.names[node]} has died", flush=True)
                     continue
@@ -82,7 +89,9 @@ class ClusterEngine:
                         raise InputError(f"node {self.names[node]} does not see {what}; all nodes need the same files")
                     if seen[what] != own:
                         raise InputError(f"node {self.names[node]}: {what} is {seen[what]}, and here {own}")
+                alive.append(node)
             os.close(lock)
+            return alive
         finally:
             for mark in marks:
                 mark.unlink(missing_ok=True)
@@ -99,12 +108,13 @@ class ClusterEngine:
             time.sleep(POLL_S)
 
     def warm_up(self) -> None:
-        """Nothing: a worker of Ray has its server from its first task on."""
+        """Start the server of each worker of Ray."""
+        warm = self.ray.remote(**self.options)(start_on_node)
+        self.ray.get([warm.remote(str(ROOT)) for _ in self.places])
 
     def run(self, task: Task, place: str | None, stop: threading.Event) -> Ended:
         ray, errors = self.ray, self.ray.exceptions
-        needs = {f"num_{kind.lower()}s": most for kind, most in self.needs.items()}
-        start = ray.remote(max_retries=0, **needs)(run_on_node)
+        start = ray.remote(**self.options)(run_on_node)
         running = start.remote(str(ROOT), task.command, str(task.log.absolute()), str(Path.cwd()))
         stopped = False
         while not ray.wait([running], timeout=POLL_S)[0]:
@@ -199,13 +209,23 @@ def facts(root: str, folder: str, marks: list[str], texts: list[str]) -> dict[st
     found[f"the project in {root}"] = digest([Path(root, "retrain.py"), *code])
     found |= {f"the folder {Path(mark).parent}": "there" if Path(mark).exists() else None for mark in marks}
     found |= {f"the text {text}": digest([text]) for text in texts}
-    with suppress(FileNotFoundError), open(marks[0], "rb") as mark:
+    with suppress(FileNotFoundError), open(marks[0], "r+b") as mark:
         try:
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
             found[f"a lock in {Path(marks[0]).parent}"] = "free"
         except BlockingIOError:
             found[f"a lock in {Path(marks[0]).parent}"] = "held"
     return found
+
+
+def start_on_node(root: str) -> None:
+    import sys
+
+    if root not in sys.path:
+        sys.path.insert(0, root)
+    from nas.jobs.processes import start_server
+
+    start_server()
 
 
 def run_on_node(root: str, command: list[str], log: str, folder: str) -> tuple[int, str]:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import NamedTuple, Protocol
 from nas.core.run_folder import run_options
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder of the scripts
-TRIES = 3  # of a task that dies
+TRIES, LOST = 3, 255  # of a task that dies; the exit status of one whose server has died
 
 
 @dataclass(frozen=True)
@@ -58,17 +59,27 @@ class Engine(Protocol):
 
 
 def unfinished(tasks: list[Task]) -> list[Task]:
-    return [task for task in tasks if not task.result.exists()]
+    return [task for task in tasks if not is_finished(task)]
 
 
-def run_tasks(tasks: list[Task], engine: Engine) -> dict[str, str]:
-    """Run the unfinished tasks, one at each place at a time. Returns {name: reason} of those that failed.
+def is_finished(task: Task) -> bool:
+    """Whether the result is there. Reading the folders first makes NFS look again for what it did not find before."""
+    for folder in (task.result.parent.parent, task.result.parent):
+        with suppress(OSError):
+            list(folder.iterdir())
+    return task.result.exists()
+
+
+def run_tasks(tasks: list[Task], engine: Engine | None) -> dict[str, str]:
+    """Run the unfinished tasks, if any, one at each place at a time. Returns {name: reason} of those that failed.
 
     A failure does not stop the others. A task that dies, or whose node does, goes on from its last checkpoint, up to
     TRIES times in all. After Ctrl-C the tasks get it, and save; KeyboardInterrupt is raised. If this process dies, the
     tasks save and end.
     """
     tasks, failed, begun = unfinished(tasks), {}, time.monotonic()
+    if not tasks:
+        return {}
     worker, places, stop = threading.local(), iter(engine.places), threading.Event()
     with ThreadPoolExecutor(len(engine.places), initializer=lambda: setattr(worker, "place", next(places))) as pool:
         try:
@@ -88,22 +99,23 @@ def run_tasks(tasks: list[Task], engine: Engine) -> dict[str, str]:
 
 def run_task(task: Task, engine: Engine, worker: threading.local, stop: threading.Event) -> tuple[str, str, float]:
     """Run a task at worker.place. Returns why it failed, or an empty text, its node, and seconds. stop: as a Ctrl-C."""
-    began, log_start, ended = time.monotonic(), 0, Ended(0)
+    began, log_start, tried, done, died, ended = time.monotonic(), 0, 0, False, False, Ended(0)
     task.log.parent.mkdir(parents=True, exist_ok=True)
     for tried in range(1, TRIES + 1):
         if stop.is_set():
             return "interrupted", "", 0.0
         log_start = task.log.stat().st_size if task.log.exists() else 0
         ended = engine.run(task, worker.place, stop)
-        if ended.status >= 0 or stop.is_set() or tried == TRIES:
+        done, died = is_finished(task), ended.status < 0 or ended.status == LOST
+        if not died or stop.is_set() or tried == TRIES:
             break
         where = f" on {ended.node}" if ended.node else ""
         print(f"NOTICE: {task.name} died{where}; it goes on from its last checkpoint", flush=True)
-    reason = "" if task.result.exists() else f"it did not write {task.result}"
+    reason = "" if done else f"it did not write {task.result}"
     if ended.status:
         said = task.log.read_bytes()[log_start:].decode(errors="replace").splitlines() if task.log.exists() else []
         reason = last_words(said) or f"exit status {ended.status}"
-        reason = f"it died {TRIES} times; its last line: {reason}" if ended.status < 0 and not stop.is_set() else reason
+        reason = f"it died {tried} times; its last line: {last_words(said)}" if died and not stop.is_set() else reason
     return reason, ended.node, time.monotonic() - began
 
 

@@ -317,7 +317,8 @@ def plan_minutes(config: Config, minutes: float, folder: Path, runtime: Runtime)
     choices = np.geomspace(least, most, EPOCHS_CHOICES).tolist()
     fitting = bisect_right(choices, minutes, key=needed)
     epochs, total = choices[max(0, fitting - 1)], needed(choices[max(0, fitting - 1)])
-    if not fitting and (total := needed(least, FEWEST_RUNGS)) > minutes:  # with fewer trials
+    fewest = FEWEST_RUNGS[0]._replace(networks=strategy.config.search.batch), *FEWEST_RUNGS[1:]
+    if not fitting and (total := min(total, needed(least, fewest))) > minutes:  # with fewer trials
         enough = math.ceil(10 * total) / 10
         raise CannotSearch(
             f"--minutes {minutes:g} is too short for this text and device: give at least {enough:g} for a network"

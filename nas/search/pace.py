@@ -24,7 +24,7 @@ class Pace:
         self.began, self.running = time.monotonic(), []
 
     def choose(self, choices: list[Batches], planned: int | None = None) -> int:
-        """The index of the first choice that fits the time; if none does, of the last. The first batch of each runs
+        """The index of the first choice that fits the time; if none does, of the shortest. The first batch of each runs
         now, and the others are those that it must leave time for. planned: the choice that may take TOLERANCE of it.
         """
         if self.repeated < len(self.made):
@@ -37,7 +37,7 @@ class Pace:
         self.left, self.began = self.left - (now - self.began), now
         needed = [self.slower * (self.estimate.seconds(own) + self.last) for own in choices]
         fits = [one <= self.left * (TOLERANCE if index == planned else 1) for index, one in enumerate(needed)]
-        choice = fits.index(True) if True in fits else len(choices) - 1
+        choice = fits.index(True) if True in fits else needed.index(min(needed))
         self.made.append({"choice": choice, "left": self.left, "slower": self.slower})
         write_jsonl(self.file, self.made)
         self.running, self.repeated = choices[choice][:1], len(self.made)

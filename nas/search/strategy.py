@@ -92,7 +92,8 @@ class Strategy:
         missing = dict.fromkeys(self.networks, rung.share)
         missing |= {point.network: rung.share - point.share for point in self.trials.points}
         left_out = {*networks, *self.trials.failed}
-        others = [one for one in self.networks if one not in left_out and missing[one] <= free]
+        known = self.networks if adds_untried(self.trials.rungs) else self.trials.results
+        others = [one for one in known if one not in left_out and missing[one] <= free]
         draws = dict(zip([*others, *networks], surrogate.sample([*others, *networks]).T, strict=True))
         for index in surrogate.predict(others).argsort(kind="stable"):
             best = others[index]
@@ -147,7 +148,7 @@ def first_count(strategy: Strategy, count: int) -> int:
     batch = strategy.trials.config.search.batch
     if not pace:
         return min(batch, count - tried)
-    if tried >= MOST_TRIED:
+    if tried >= max(MOST_TRIED, count):
         return 0
     more = [(rungs[0].share, batch), *batches(rungs)[len(batches(rungs[:1])) :]]
     planned = 0 if tried < count else None
