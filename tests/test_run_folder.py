@@ -79,7 +79,8 @@ def test_resuming_accepts_other_values_of_the_documented_options_only(tmp_path, 
     free = {*re.findall(r"`(\w+\.\w+)`", text.partition("Only these\n")[2].partition("A training also")[0])}
     searches = {key for key in options() if key.startswith("search.")} - {"search.latency.timing"}
     evaluations = {key for key in options() if key.startswith(("evaluate.", "mixture."))} | {"train.threads"}
-    config = small_config("search.batch=4", "search.networks=12")
+    config = small_config()
+    config.search.batch, config.search.networks = 4, 12  # auto takes the recorded values
     for stage, marks, more in (
         ("search", (), set()),
         ("retrain", (), searches),
