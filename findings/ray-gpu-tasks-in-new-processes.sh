@@ -27,5 +27,5 @@ print(found)
 assert found["without"] == 1 and found["with"] == 6 and found["kept"] == 1, found
 END
 # Its servers listen on all interfaces, so they get a network of their own.
-RAY_TMPDIR="$folder" RAY_USAGE_STATS_ENABLED=0 unshare --map-root-user --net --pid --fork --kill-child bash -c \
+HOME="$folder" RAY_TMPDIR="$folder" RAY_USAGE_STATS_ENABLED=0 unshare --map-root-user --net --pid --fork --kill-child bash -c \
     "ip link set lo up && exec '$folder/venv/bin/python' '$folder/count.py'"

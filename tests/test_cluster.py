@@ -42,7 +42,7 @@ def on_cluster(scene: str, folder: Path, *command) -> subprocess.CompletedProces
         pytest.skip(why_not())
     program = [*ALONE, "--kill-child", sys.executable, ROOT / "tests" / "on_cluster.py", scene, folder, *command]
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as short:  # its sockets need a short path
-        environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": short}
+        environment = os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": short}
         return subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400)
 
 

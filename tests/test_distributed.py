@@ -83,8 +83,9 @@ SEARCHES = {
 
 @pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
 def test_a_search_on_two_or_four_processes_equals_that_on_one(options, config, tmp_path):
+    options = [*options, "train.precision=fp32"]  # bf16 of Muon, on some CPUs, rounds more than the bound
     alone = [option for option in options if not option.startswith("train.grad_accum_steps")]
-    processes = 2 if options else 4
+    processes = 2 if len(options) > 1 else 4
     succeed(ALONE, SEARCH, config, "--run", tmp_path / "one", *alone)
     shown = succeed(torchrun(processes), SEARCH, config, "--run", tmp_path / "several", *options)
     assert shown.count("with the SuperNet's weights on valid: ") == 1

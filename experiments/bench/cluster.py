@@ -37,7 +37,7 @@ def main() -> None:
     from nas.training.device import choose_runtime
 
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
-    os.environ["RAY_TMPDIR"] = str(folder)
+    os.environ |= {"RAY_TMPDIR": str(folder), "RAY_AUTH_MODE": "disabled"}
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     write_yaml(pattern := folder / "pattern.yaml", {"format": FORMAT, "blocks": interleaved(4)})
     (nothing := folder / "nothing.py").write_text("import pathlib, sys; pathlib.Path(sys.argv[1]).touch()")

@@ -71,7 +71,10 @@ def steps_of(short: str, length: int) -> dict[str, tuple]:
         prompt = np.random.default_rng(0).integers(VOCABULARY, size=2 * length + 1)
         model, device = new_decoder(short, length).model, choose_runtime(TrainOptions(device="cpu", precision="fp32"))
         predictor = Predictor(model, None, device, (length, length), prompt, samples)
-        drawn = generate_tokens(predictor, Sampling(), generator, torch.ones(VOCABULARY, dtype=torch.bool))
+        try:
+            drawn = generate_tokens(predictor, Sampling(), generator, [b"x"] * VOCABULARY, b"", samples)
+        except TypeError:  # of a commit before 309cdb9
+            drawn = generate_tokens(predictor, Sampling(), generator, torch.ones(VOCABULARY, dtype=torch.bool))
         return lambda: next(drawn)
 
     return {column(samples): (step(samples), samples) for samples in SAMPLES}
