@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -60,10 +61,14 @@ def config(tmp_path_factory, small_yaml) -> Path:
 
 
 def assert_same_run(one: Path, two: Path, tolerance: float = 1e-5) -> None:
-    """Assert that losses and pi are equal at every step, except for rounding."""
+    """Assert that losses and pi are equal at every step, except for rounding, which on some CPUs is larger in single
+    steps: so a loss may differ by twice the tolerance, and the mean by a fifth of it.
+    """
+    differences = []
     for a, b in zip(*(read_jsonl(run / "metrics.jsonl") for run in (one, two)), strict=True):
         assert [a[key] for key in ("step", "split", "tokens")] == [b[key] for key in ("step", "split", "tokens")]
-        assert a["nll"] == pytest.approx(b["nll"], abs=tolerance), a["step"]
+        differences.append(abs(a["nll"] - b["nll"]))
+    assert max(differences) < 2 * tolerance and np.mean(differences) < tolerance / 5, differences
     if (one / "pi.jsonl").exists():
         for a, b in zip(*(read_jsonl(run / "pi.jsonl") for run in (one, two)), strict=True):
             torch.testing.assert_close(torch.tensor(a["pi"]), torch.tensor(b["pi"]), rtol=0, atol=tolerance)
@@ -83,9 +88,8 @@ SEARCHES = {
 
 @pytest.mark.parametrize("options", SEARCHES.values(), ids=SEARCHES)
 def test_a_search_on_two_or_four_processes_equals_that_on_one(options, config, tmp_path):
-    options = [*options, "train.precision=fp32"]  # bf16 of Muon, on some CPUs, rounds more than the bound
     alone = [option for option in options if not option.startswith("train.grad_accum_steps")]
-    processes = 2 if len(options) > 1 else 4
+    processes = 2 if options else 4
     succeed(ALONE, SEARCH, config, "--run", tmp_path / "one", *alone)
     shown = succeed(torchrun(processes), SEARCH, config, "--run", tmp_path / "several", *options)
     assert shown.count("with the SuperNet's weights on valid: ") == 1
