@@ -55,6 +55,8 @@ class ClusterEngine:
             advice = "start nodes with --num-gpus, or give train.device=cpu" if on_gpu else "give fewer train.threads"
             raise InputError(f"jobs.cluster={address}: no node has {what}, which a training needs; {advice}")
         alive = self.probe([node for node, most in able.items() if most], config, folder)
+        if not alive:
+            raise InputError(f"jobs.cluster={address}: no node answers; `ray status` shows them")
         self.wait_until_free(what)
         workers = sum(map(able.__getitem__, alive))
         self.places = [None] * min(workers, config.jobs.workers or workers)
@@ -110,7 +112,8 @@ class ClusterEngine:
     def warm_up(self) -> None:
         """Start the server of each worker of Ray."""
         warm = self.ray.remote(**self.options)(start_on_node)
-        self.ray.get([warm.remote(str(ROOT)) for _ in self.places])
+        with suppress(self.ray.exceptions.RayError):  # a node has died; the tasks go elsewhere
+            self.ray.get([warm.remote(str(ROOT)) for _ in self.places])
 
     def run(self, task: Task, place: str | None, stop: threading.Event) -> Ended:
         ray, errors = self.ray, self.ray.exceptions
