@@ -37,7 +37,7 @@ MODEL, WORDS = "tokenizer.model", "words.txt"
 WORD, LINE = re.compile("\n| *[^ \n]+| +"), re.compile("\n|[^\n]+")  # a word has the spaces before it
 WORD_PIECE, LINE_SPACE = re.compile(f"{SPACE}*[^{SPACE}]*"), re.compile(b"^ ", re.MULTILINE)
 CHARACTERS = "".join(map(chr, (*range(1, 0x2581), *range(0x2582, 0xD800), *range(0xE000, 0x10000)))).replace(" ", "")
-MOST_KNOWN = 10_000_000  # characters of units whose ids are kept
+MOST_KNOWN = 5_000_000  # characters of units whose ids are kept
 
 
 class ByteTokenizer:

@@ -48,6 +48,7 @@ class ClusterEngine:
         self.options = {"max_retries": 0, "max_calls": 0} | {
             f"num_{kind.lower()}s": n for kind, n in self.needs.items()
         }
+        self.start = ray.remote(**self.options)(run_on_node)
         able = {node["NodeID"]: min(count(node, kind) // most for kind, most in self.needs.items()) for node in nodes}
         cpus = self.needs["CPU"]
         what = (f"{cpus} CPUs" if cpus > 1 else "a CPU") + " and a GPU" * on_gpu
@@ -117,8 +118,7 @@ class ClusterEngine:
 
     def run(self, task: Task, place: str | None, stop: threading.Event) -> Ended:
         ray, errors = self.ray, self.ray.exceptions
-        start = ray.remote(**self.options)(run_on_node)
-        running = start.remote(str(ROOT), task.command, str(task.log.absolute()), str(Path.cwd()))
+        running = self.start.remote(str(ROOT), task.command, str(task.log.absolute()), str(Path.cwd()))
         stopped = False
         while not ray.wait([running], timeout=POLL_S)[0]:
             if stop.is_set() and not stopped:
@@ -221,11 +221,17 @@ def facts(root: str, folder: str, marks: list[str], texts: list[str]) -> dict[st
     return found
 
 
-def start_on_node(root: str) -> None:
+def enter(root: str) -> None:
+    """Make the project importable in a worker of Ray, and its server's processes free of Ray's own program."""
     import sys
 
     if root not in sys.path:
         sys.path.insert(0, root)
+    vars(sys.modules["__main__"]).pop("__file__", None)  # else each of them would import it again
+
+
+def start_on_node(root: str) -> None:
+    enter(root)
     from nas.jobs.processes import start_server
 
     start_server()
@@ -234,13 +240,11 @@ def start_on_node(root: str) -> None:
 def run_on_node(root: str, command: list[str], log: str, folder: str) -> tuple[int, str]:
     """Run a command in a fork of the worker's server, as on the own machine. Returns its exit status, and the node."""
     import os
-    import sys
     from pathlib import Path
 
     import ray
 
-    if root not in sys.path:
-        sys.path.insert(0, root)
+    enter(root)
     from nas.jobs.processes import start_command, wait_for
 
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # see run_command() of nas.core.errors

@@ -6,7 +6,6 @@ import runpy
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
@@ -74,7 +73,7 @@ def wait_for(process: BaseProcess, stop: threading.Event | None = None) -> int:
             with LOCK:
                 if not process.is_alive():
                     break
-            time.sleep(POLL_S)
+            wait([process.sentinel], POLL_S)
             if stop and stop.is_set() and not stopped:
                 stopped = True
                 interrupt(process)
