@@ -8,6 +8,7 @@ DIR gets pattern.yaml, pattern.png, vocabulary/ and README.md, a model card, and
   text.
 - --format onnx: model.onnx and start.npz for ONNX Runtime, without par-nas and PyTorch. The card tells how to run it.
 - --format onnx-int8: the same with weights of int8. It evaluates both graphs on valid, so it needs the text.
+- --format transformers: a folder that `AutoModelForCausalLM` and `AutoTokenizer` of Transformers open, with its code.
 """
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from nas.core.errors import run_command
 
-FORMATS = "par", "par-int8", "onnx", "onnx-int8"
+FORMATS = "par", "par-int8", "onnx", "onnx-int8", "transformers"
 
 
 def main() -> None:

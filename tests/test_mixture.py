@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from nas.core.config import MixtureOptions
 from nas.core.errors import InputError
 from nas.core.files import read_yaml
 from nas.data.corpus import Corpus, prepare
-from nas.inference.exporting import model_card
+from nas.inference.exporting import DISTRIBUTION, model_card
 from nas.inference.generation import Sampling
 from nas.inference.harness import Harness
 from nas.mixture.cache import DECAYS, FEATURES, Cache
@@ -381,14 +382,15 @@ def test_a_damaged_or_foreign_mixture_gets_one_line(mixed, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_code_of_the_onnx_card_mixes_in_numpy(mixed):
+def test_the_code_of_the_onnx_card_mixes_in_numpy(mixed, monkeypatch):
     folder, model = mixed["network"], load_model(mixed["network"])
     records = read_yaml(folder / "results.yaml"), read_yaml(folder / "provenance.yaml")
     card = model_card(model, *records, "onnx", [])
-    code = next(text for text in re.findall("```python\n(.*?)```", card, re.DOTALL) if "class Stream" in text)
+    code = next(text for text in re.findall("```python\n(.*?)```", card, re.DOTALL) if "Stream" in text)
+    monkeypatch.setattr("sys.path", [str(DISTRIBUTION.parent), *sys.path])
     names = {}
     exec(code.replace("FOLDER", str(folder)), names)
-    stream, own = random_stream(300) + 20, names["Stream"]()
+    stream, own = random_stream(300) + 20, names["stream"]
     log_p, hidden = network_of(stream, model.tokenizer.size, model.config.model.d_model)
     reader = Stream(model.mixture)
     for token, *network in zip(stream[:-1], log_p, hidden, strict=True):

@@ -85,7 +85,8 @@ def read_config_file(path: str | Path) -> dict[str, Any]:
     content = read_user_yaml(Path(path), "the configuration")
     if not isinstance(content, dict | None):
         raise InputError(f"{path} is no configuration: {SECTIONS}")
-    content = {key: value for key, value in (content or {}).items() if key not in RUN_KEYS}
+    content = (content or {}).get("training", content or {})  # it is that of a folder for Transformers
+    content = {key: value for key, value in content.items() if key not in RUN_KEYS}
     check_keys(content, path)
     sections = {key.partition(".")[0] for key in options()}  # one is None if all its keys are commented out
     return flatten({key: value for key, value in content.items() if value is not None or key not in sections})

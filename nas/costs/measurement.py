@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.stream import Decoder, StreamModel, export_graph, open_graph
+from models.graph import export_graph, open_graph
+from models.stream import Decoder, StreamModel
 from models.transformer_xl import TransformerXL
 from nas.core.config import NETWORK, STEP_COSTS, Config, flatten, marked
 from nas.core.errors import CannotSearch, check_onnx

@@ -9,7 +9,7 @@ import jinja2
 from safetensors.torch import save
 
 from nas.core.config import flat_config
-from nas.core.errors import InputError, check_onnx
+from nas.core.errors import InputError, check_onnx, check_package
 from nas.core.files import atomic_write, read_yaml, write_text, write_yaml
 from nas.core.pattern import FORMAT, abbreviate, resolve_block, shape_of
 from nas.core.run_folder import MIXTURE, PATTERN, PROVENANCE, RESULTS, check_text, data_digests
@@ -18,6 +18,8 @@ from nas.data.sources import sha256_of
 from nas.data.vocabulary import VOCABULARY
 from nas.inference.language_model import LanguageModel, load_model
 from nas.inference.onnx_graph import evaluate_graphs, graph_reader, quantize_graph, stream_model, write_graph
+from nas.inference.transformers_folder import fast_tokenizer, write_transformers
+from nas.mixture import distribution
 from nas.reporting.figures import pattern_strip
 from nas.retraining.weights import EXPORT_CONFIG, EXPORT_FORMAT, WEIGHTS, missing_training, quantize
 from nas.training.evaluation import evaluation_lengths, text_metrics
@@ -25,6 +27,8 @@ from nas.training.evaluation import evaluation_lengths, text_metrics
 CARD, PICTURE = "README.md", "pattern.png"
 UNFINISHED = ".unfinished"  # folder that a call which was stopped may leave
 OTHERS = {UNFINISHED, "lost+found"}  # names in a folder that counts as empty; a new disk has the second one
+PROMPT, TRANSFORMERS = "The", "5.20 to 5.24"  # of the card; versions that ran
+DISTRIBUTION = Path(distribution.__file__)
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
@@ -38,12 +42,15 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
         raise InputError(f"{run} {missing_training(run)}")
     if out.exists() and (not out.is_dir() or {entry.name for entry in out.iterdir()} - OTHERS):
         raise InputError(f"--out {out} is not an empty folder; give another one")
-    is_graph, is_int8 = form.startswith("onnx"), form.endswith("int8")
+    is_graph, is_int8, has_code = form.startswith("onnx"), form.endswith("int8"), form == "transformers"
     if is_graph:
         check_onnx()
+    if has_code:
+        check_package("transformers", "--format transformers", "transformers")
     model, lines, compared = load_model(run, "cpu"), [], []
-    if is_graph:
+    if is_graph or has_code:
         stream_model(model)  # it refuses a model before a file is written
+    tokenizer = fast_tokenizer(model.tokenizer) if has_code else None
     if is_int8:
         corpus = Corpus(prepare(model.config.data))
         check_text(run, data_digests(corpus.meta))
@@ -51,9 +58,13 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     model.tokenizer.save(out / VOCABULARY)
-    if model.mixture:
+    if model.mixture and not has_code:
         model.mixture.save(out / MIXTURE)
-    if not is_graph:
+    if model.mixture and is_graph:
+        shutil.copy(DISTRIBUTION, out)
+    if has_code:
+        write_transformers(model, tokenizer, out, exported_config(model, ""))
+    elif not is_graph:
         parameters = model.module.named_parameters() if model.module else ()
         weights = {name: parameter.detach().contiguous() for name, parameter in parameters}
         with atomic_write(out / WEIGHTS) as file:
@@ -116,7 +127,7 @@ def model_card(
     """The text of README.md. form: as in export(). compared: lines about float32 and int8. size: of all other files."""
     text, config = TEMPLATE.read_text("utf-8"), model.config
     content = {"form": form, "compared": compared, "config": config, "results": results, "provenance": provenance}
-    content["size"] = size
+    content |= {"size": size, "prompt": PROMPT, "versions": TRANSFORMERS}
     content |= {"letters": abbreviate(model.pattern), "blocks": model.pattern, "tokenizer": model.tokenizer}
     folders = {"origin": without_folder(config.train.init_from), "source": without_folder(config.data.source)}
     template = jinja2.Template(text, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)

@@ -96,20 +96,22 @@ class Predictor:
         self.decoder = Decoder(model, sum(lengths)) if model else None
         self.streams = [Stream(mixture) for _ in range(samples)] if mixture else []
         pieces = [prompt[start : start + self.segment] for start in range(0, len(prompt), self.segment)]
+        least = min(len(prompt), self.segment)
         for piece in pieces:
-            hidden = self.read_network(piece[None].astype(np.int64)) if model else [None]
+            hidden = self.read_network(piece[None].astype(np.int64), least) if model else [None]
             for stream in self.streams:
                 stream.read(piece, hidden[0])
         if model:
             self.decoder.repeat(samples)
             self.log_p = self.log_p.expand(samples, -1)
 
-    def read_network(self, tokens: np.ndarray | Tensor) -> np.ndarray:
-        """The states [rows, L, D] after tokens [rows, L]."""
+    def read_network(self, tokens: np.ndarray | Tensor, least: int = 0) -> np.ndarray:
+        """The states [rows, L, D] after tokens [rows, L]. least: as in StreamModel.segment()."""
         if not self.memory and self.decoder.offset % self.segment == 0:
             self.decoder.restart(len(tokens))
         with self.runtime.autocast(), self.runtime.disable_compile():
-            self.log_p = self.decoder.read(torch.as_tensor(tokens, dtype=torch.int64, device=self.runtime.device))
+            tokens = torch.as_tensor(tokens, dtype=torch.int64, device=self.runtime.device)
+            self.log_p = self.decoder.read(tokens, least)
         return self.decoder.hidden.float().cpu().numpy()
 
     def predict(self) -> Tensor:

@@ -227,6 +227,8 @@ def load_model(path: str | Path, device: str = "auto") -> LanguageModel:
     path: the run folder of a training, or an exported folder. device: auto (a GPU if there is one), cpu or cuda.
     """
     trained = read_trained(Path(path))
+    if (Path(path) / "modeling_par.py").exists():
+        raise InputError(f"{path} is for Transformers; give the run folder of the training")
     config = replace(trained.config, train=replace(trained.config.train, device=device, compile="never"))
     vocabulary, runtime = Vocabulary.load(Path(path) / VOCABULARY), choose_runtime(config.train)
     module = None

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from models.stream import StreamModel, export_graph, open_graph, quiet
+from models.graph import export_graph, open_graph, quiet
+from models.stream import StreamModel
 from nas.core.errors import InputError, RunError, check_onnx
 from nas.costs.measurement import timed_rounds
 from nas.data.corpus import Corpus

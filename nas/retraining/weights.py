@@ -45,6 +45,10 @@ def read_trained(folder: Path) -> Trained:
         raise InputError(f"{folder} {missing_training(folder)}, or a folder of nas.export --format par")
     file = folder / (EXPORT_CONFIG if exported else CONFIG)
     content = read_yaml(file)
+    if for_transformers := exported and content.get("model_type") == "par":
+        content = content["training"]
+        if not (folder / VOCABULARY).exists():  # save_pretrained() of Transformers does not know it
+            raise InputError(f"{folder} lacks its vocabulary; copy {VOCABULARY}/ of the exported folder into it")
     if exported and content.get("format") != EXPORT_FORMAT:  # files of other programs have these names too
         raise InputError(f"{file} has format {content.get('format')!r}; this version reads {EXPORT_FORMAT!r}")
     config, pattern = load_config(file, []), read_blocks(content.get("pattern"), file)
@@ -52,6 +56,10 @@ def read_trained(folder: Path) -> Trained:
         return Trained(config, pattern, {}, file)
     if not exported:
         return Trained(config, pattern, load_checkpoint(folder / BEST, "model")["model"], folder / BEST)
+    if for_transformers:  # they may have been trained further
+        weights = load_file(folder / WEIGHTS)
+        own = {name.partition(".")[2]: one for name, one in weights.items() if name.startswith("network.")}
+        return Trained(config, pattern, own, folder / WEIGHTS)
     if content.get("weights_sha256") != sha256_of(folder / WEIGHTS):
         raise InputError(f"{folder / WEIGHTS} is damaged: its SHA-256 is not that of {EXPORT_CONFIG}")
     return Trained(config, pattern, dequantize(load_file(folder / WEIGHTS)), folder / WEIGHTS)

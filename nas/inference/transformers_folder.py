@@ -1,0 +1,192 @@
+"""A folder that Transformers opens: code, weights with the mixture, and a fast tokenizer with the same ids."""
+
+import ast
+import re
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from models.operations.registry import OPERATIONS
+from nas.core.errors import InputError
+from nas.core.files import write_text
+from nas.core.pattern import resolve_block
+from nas.data.vocabulary import UNKNOWN, Vocabulary
+from nas.inference.language_model import LanguageModel
+from nas.mixture.cache import decays_of
+from nas.training.build import backbone_options, block_config
+from nas.training.evaluation import evaluation_lengths
+
+MODELING, CONFIGURATION = "nas.inference.modeling_par", "nas.inference.configuration_par"
+DOCSTRING = re.compile(r'^""".*?"""', re.DOTALL)  # of a file
+FIND_CLASS = 'getattr(import_module(f"models.operations.{file}"), class_name)', "globals()[class_name]"
+PAD = "<\ufdd0pad>"  # has a code point that no text has
+SPACES = "".join(letter for letter in map(chr, range(0x3001)) if letter.isspace())  # as str.split()
+CHECKED = 2000  # lines that both tokenizers read
+
+
+def code_files() -> dict[str, str]:
+    """{name: text} of the code of an exported folder: modeling_par.py with all that it imports of this project, and
+    configuration_par.py.
+    """
+    imports, bodies = set(), {}
+
+    def add(module: str) -> None:
+        """The text of a file without its imports, after those that it imports."""
+        text, bodies[module] = Path(find_spec(module).origin).read_text("utf-8"), ""
+        lines = text.splitlines()
+        for node in ast.parse(text).body:
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
+            places = range(node.lineno - 1, node.end_lineno)
+            other = getattr(node, "module", None) or ""
+            if other.startswith(("models.", "nas.")) and other not in bodies and other != CONFIGURATION:
+                add(other)
+            elif not other.startswith(("models.", "nas.")):
+                for name in node.names:
+                    imports.add(ast.unparse(type(node)(**{**vars(node), "names": [name]})))
+            for place in places:
+                lines[place] = None
+        body = "\n".join(line for line in lines if line is not None).strip()
+        del bodies[module]
+        bodies[module] = body
+
+    for kind in OPERATIONS.values():
+        if (module := f"models.operations.{kind.place.partition(':')[0]}") not in bodies:
+            add(module)
+    add(MODELING)
+    imports.add(f"from .{CONFIGURATION.rpartition('.')[2]} import ParConfig")
+    bodies = {module: DOCSTRING.sub("", body).replace(*FIND_CLASS).strip() for module, body in bodies.items()}
+    text = "\n\n\n".join(f"# {module}\n\n{body}" for module, body in bodies.items())
+    head = f'"""The code of par-nas that a model needs, generated from its files."""\n\n{chr(10).join(sorted(imports))}'
+    own = {MODELING: f"{head}\n\n{text}\n", CONFIGURATION: Path(find_spec(CONFIGURATION).origin).read_text("utf-8")}
+    return {f"{module.rpartition('.')[2]}.py": content for module, content in own.items()}
+
+
+def fast_tokenizer(vocabulary: Vocabulary):
+    """A tokenizers.Tokenizer with the ids of the model. Raises InputError if none gives the same ones."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    own, pieces, keeps = vocabulary.tokenizer, vocabulary.pieces(), vocabulary.newline == "keep"
+    if vocabulary.lowercase:
+        raise InputError(
+            "a tokenizer of Transformers lowercases by other rules, so data.lowercase=true is not possible"
+        )
+    if vocabulary.kind == "bytes":
+        signs = {byte: sign for sign, byte in byte_signs().items()}
+        tokenizer = Tokenizer(models.BPE({signs[piece[0]]: rank for rank, piece in enumerate(pieces)}, []))
+        split = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        tokenizer.decoder = decoders.ByteLevel()
+    elif vocabulary.kind == "words":
+        words = {piece.decode().removeprefix(" "): rank for rank, piece in enumerate(pieces)}
+        tokenizer = Tokenizer(models.WordLevel(words, UNKNOWN))
+        split = [pre_tokenizers.Split(Regex(f"[{SPACES.replace(chr(10), '')}]+"), "removed")]
+        glue = [decoders.Replace(joined, "\n") for joined in (" \n", "\n ")]
+        tokenizer.decoder = decoders.Sequence([decoders.WordPiece("\ufdd0", False), decoders.Fuse(), *glue])
+    else:
+        if not (own.has_bytes and own.unit.pattern.startswith("\n| *")):
+            raise InputError(
+                "a tokenizer of Transformers has other ids than this SentencePiece model; only BPE with bytes, without "
+                "normalisation and marks, is possible; train with data.tokenizer=bpe"
+            )
+        tokenizer = Tokenizer(models.BPE(*bpe_of(vocabulary), byte_fallback=True))
+        split = [pre_tokenizers.Split(Regex("\n| *[^ \n]+| +"), "isolated")]
+        tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    lines = pre_tokenizers.Split("\n", "isolated" if keeps else "removed")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([lines, *split])
+    check_ids(tokenizer, vocabulary)
+    tokenizer.add_special_tokens([AddedToken(PAD, special=True, normalized=False)])
+    return tokenizer
+
+
+def byte_signs() -> dict[str, int]:
+    """{sign: byte} of the pre-tokenizer ByteLevel: printable Latin-1 as it is, others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+def bpe_of(vocabulary: Vocabulary) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """{text: id} of all pieces, and the merges in the order of SentencePiece's scores."""
+    own, processor = vocabulary.tokenizer, vocabulary.tokenizer.processor
+    keys, scores = {}, {}
+    for rank, (index, text) in enumerate(zip(vocabulary.tokenizer_ids.tolist(), vocabulary.pieces(), strict=True)):
+        if index == own.line_end:
+            key = "\n"
+        elif processor.is_byte(index):
+            key = processor.id_to_piece(index)
+        elif processor.is_control(index) or processor.is_unknown(index):
+            key = f"<\ufdd0{index}>"  # no text has it
+        else:
+            key = text.decode()
+            scores[key] = processor.get_score(index)
+        keys[key] = rank
+    merges = []
+    for key in sorted(scores, key=lambda key: -scores[key]):
+        cuts = ((key[:place], key[place:]) for place in range(1, len(key)))
+        merges += [(left, right) for left, right in cuts if left in scores and right in scores]
+    return keys, merges
+
+
+def check_ids(tokenizer, vocabulary: Vocabulary) -> None:
+    """Raises InputError if random text has other ids."""
+    generator, pieces = np.random.default_rng(0), [piece for piece in vocabulary.pieces() if piece]
+    for _ in range(CHECKED):
+        drawn = generator.choice(len(pieces), size=generator.integers(1, 20))
+        text = b"".join(pieces[place] for place in drawn).decode(errors="ignore")
+        if tokenizer.encode(text).ids != vocabulary.encode(text).tolist():
+            raise InputError(f"a tokenizer of Transformers gives other ids than this vocabulary for {text!r}")
+
+
+def write_transformers(model: LanguageModel, tokenizer, folder: Path, training: dict) -> None:
+    """Write the folder. tokenizer: of fast_tokenizer(). training: config.json of the format par."""
+    from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+    from nas.inference.configuration_par import ParConfig
+    from nas.inference.modeling_par import ParForCausalLM
+
+    options, segment_memory = model.config, evaluation_lengths(model.config)
+    blocks = [resolve_block(block, options.shape) for block in model.pattern]
+    backbone = backbone_options(options, model.tokenizer.size) | {"recompute": False}
+    settings, arrays = mixture_of(model) if model.mixture else (None, {})
+    config = ParConfig(
+        [[name, dict(sizes)] for name, sizes in blocks],
+        asdict(block_config(options)),
+        backbone,
+        *segment_memory,
+        settings,
+        training,
+        model.tokenizer.size,
+        tie_word_embeddings=backbone["tie_embeddings"],
+        architectures=["ParForCausalLM"],
+        dtype="float32",
+    )
+    config.auto_map = {
+        "AutoConfig": "configuration_par.ParConfig",
+        "AutoModelForCausalLM": "modeling_par.ParForCausalLM",
+    }
+    own = ParForCausalLM(config).eval()
+    weights = {f"network.{name}": weight for name, weight in model.module.state_dict().items()}
+    own.load_state_dict(weights | {f"mixture.array_{name}": array for name, array in arrays.items()})
+    own.generation_config = GenerationConfig(max_new_tokens=100, pad_token_id=model.tokenizer.size)
+    own.save_pretrained(folder)
+    named = {"pad_token": PAD, "padding_side": "left", "clean_up_tokenization_spaces": False}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
+    for name, text in code_files().items():
+        write_text(folder / name, text)
+
+
+def mixture_of(model: LanguageModel) -> tuple[dict, dict[str, torch.Tensor]]:
+    """The settings for ParConfig, and the arrays."""
+    mixture = model.mixture
+    arrays = {name: torch.tensor(getattr(mixture, name), dtype=torch.float32) for name in ("gate", "bounds")}
+    arrays["projection"] = torch.tensor(mixture.projection, dtype=torch.float32)
+    if mixture.counts:
+        with np.load(mixture.file) as content:
+            arrays |= {name: torch.from_numpy(content[name]) for name in content.files}
+    shapes = {name: [str(own.dtype).removeprefix("torch."), [*own.shape]] for name, own in arrays.items()}
+    names = "states", "cache", "counts", "vocab_size"
+    settings = {name: getattr(mixture, name) for name in names} | {"decays": decays_of(mixture.cache)}
+    return settings | {"arrays": shapes}, arrays
