@@ -68,6 +68,8 @@ def relative_shift(scores: Tensor, step: int = 1) -> Tensor:
     row takes from beyond its end belong to keys in the query's future; the caller must mask them.
     """
     length, keys = scores.shape[-2:]
+    if isinstance(length, int) and length == 1:  # nothing to move; exports of single tokens have fewer operations
+        return scores
     padded = F.pad(scores, (step, 0))  # [..., L, step + K]
     return padded.flatten(-2)[..., length * step :].unflatten(-1, (length, keys))  # [..., L, K]
 

@@ -15,15 +15,17 @@ class StreamModel(nn.Module):
     """A model of fixed blocks that reads a stream piece by piece. It computes what the model computes for the same
     pieces with memories of context - L positions.
 
-    context: the most positions that attention sees, those of the piece included. The weights must not change.
+    context: the most positions that attention sees, those of the piece included. The weights must not change. fixed:
+    the sizes of the state do not grow, if no operation needs a memory of inputs; then pieces have one token.
     """
 
     @torch.no_grad()
-    def __init__(self, model: TransformerXL, context: int):
+    def __init__(self, model: TransformerXL, context: int, fixed: bool = False):
         super().__init__()
         self.model, self.context = model.eval(), context
         self.register_buffer("encodings", model.encodings(context))
         self.operations = nn.ModuleList(block.operation.cached(self.encodings) for block in model.blocks)
+        self.fixed = fixed and not any("memory" in operation.begin(1) for operation in self.operations)
 
     def start(self, rows: int) -> dict[str, Tensor]:
         """The state of `rows` streams that begin."""
@@ -32,8 +34,11 @@ class StreamModel(nn.Module):
             state["start"] = torch.tensor(0)
         if model.ngrams:
             state["last"] = model.ngrams.begin(rows)
+        room = self.context - 1 if self.fixed else 0
+        if self.fixed:
+            state["filled"] = torch.tensor(0)
         for index, operation in enumerate(self.operations):
-            state |= {f"{name}_{index}": value for name, value in operation.begin(rows).items()}
+            state |= {f"{name}_{index}": value for name, value in operation.begin(rows, room).items()}
         return state
 
     def forward(self, tokens: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -47,20 +52,29 @@ class StreamModel(nn.Module):
     def hidden(self, tokens: Tensor, state: dict[str, Tensor], least: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         """As forward(), without the log-probabilities. least: as in segment()."""
         states, start = [{} for _ in self.operations], state.get("start", 0)
-        for key in state.keys() - {"start", "last"}:
+        for key in state.keys() - {"start", "last", "filled"}:
             name, _, index = key.rpartition("_")
             states[int(index)][name] = state[key]
-        x, states, last = self.read(tokens, states, start, state.get("last"), least)
+        filled = state.get("filled")
+        x, states, last = self.read(tokens, states, start, state.get("last"), least, filled)
         after = {"start": start + tokens.shape[1], "last": last}
+        if filled is not None:
+            after["filled"] = filled + tokens.shape[1]
         after |= {f"{name}_{index}": value for index, own in enumerate(states) for name, value in own.items()}
         return x, {name: after[name] for name in state}
 
     def read(
-        self, tokens: Tensor, states: list[State], start: int | Tensor, last: Tensor | None, least: int = 0
+        self,
+        tokens: Tensor,
+        states: list[State],
+        start: int | Tensor,
+        last: Tensor | None,
+        least: int = 0,
+        filled: Tensor | None = None,
     ) -> tuple[Tensor, list[State], Tensor | None]:
         """The inputs [B, L, D] of the output layer, the states of the blocks and the last tokens after the piece."""
         x, last = self.model.embed(tokens, start, last)
-        segment, after = self.segment(tokens, start, least), []
+        segment, after = self.segment(tokens, start, least)._replace(filled=filled), []
         for operation, state in zip(self.operations, states, strict=True):
             branch, state = operation(x, state, segment)
             x = x + branch

@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 import torch
 
+from models.graph import export_graph
 from models.stream import Decoder, StreamModel
 from nas import export, load_model
 from nas.core import errors
@@ -22,8 +23,7 @@ from nas.inference import onnx_graph
 from nas.inference.exporting import model_card
 from nas.inference.generation import Sampling
 from nas.inference.harness import Harness, generation_options, new_harness
-from nas.inference.onnx_graph import START, graph_reader, largest_difference, model_reader, stream_model, write_graph
-from nas.retraining.weights import GRAPH
+from nas.inference.onnx_graph import graph_reader, largest_difference, model_reader, stream_model, write_graph
 from nas.training.evaluation import token_nll
 from tests.making import BLOCKS as BLOCK_OF
 from tests.making import generator, streaming_model
@@ -55,11 +55,13 @@ def with_vocabulary(folder):
 def test_the_function_of_the_graph_equals_the_decoder(pattern, options):
     model = model_of(pattern, **options).double()
     tokens, network = torch.randint(VOCAB, (2, 60), generator=generator(5)), StreamModel(model, CONTEXT)
-    for length in (1, 3, 8):
-        decoder, state, place = Decoder(model, CONTEXT), network.start(2), 0
+    fixed = StreamModel(model, CONTEXT, fixed=True)
+    assert fixed.fixed
+    for own, length in ((network, 1), (network, 3), (network, 8), (fixed, 1)):
+        decoder, state, place = Decoder(model, CONTEXT), own.start(2), 0
         while place + length <= 60:
             piece = tokens[:, place : place + length]
-            log_p, _, state = network(piece, state)
+            log_p, _, state = own(piece, state)
             torch.testing.assert_close(log_p[:, -1], decoder.read(piece), rtol=0, atol=1e-10)
             place += length
 
@@ -71,7 +73,12 @@ def test_a_graph_equals_pytorch_for_any_rows_and_lengths(tmp_path, monkeypatch):
     model = model_of(BLOCKS)
     assert write_graph(SimpleNamespace(module=model, config=None), with_vocabulary(tmp_path)) < 1e-4
     session, network = onnxruntime.InferenceSession(tmp_path / "model.onnx"), StreamModel(model, CONTEXT)
-    for rows, length in ((3, 1), (1, 14), (2, 5)):
+    for rows, length in ((3, 1), (1, 14), (2, 5), (1, 1)):
+        if rows == length:  # a graph of fixed sizes
+            network = StreamModel(model, CONTEXT, fixed=True)
+            export_graph(network, tmp_path / "model.onnx")
+            session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+            assert not any(isinstance(size, str) for one in session.get_inputs() for size in one.shape)
         state = network.start(rows)
         for _ in range(4):
             tokens = torch.randint(VOCAB, (rows, length), generator=generator(length))
@@ -91,15 +98,7 @@ def graph(trained, tmp_path_factory):
 
 @pytest.mark.slow
 def test_graphs_run_by_the_card_and_have_the_figures_of_the_training(trained, graph, tmp_path, capsys, monkeypatch):
-    """The command for int8 begins with the graph that the one for float32 has written."""
     out, model = tmp_path / "out", load_model(trained["sentencepiece"], "cpu")
-
-    def write_graph(model, folder):
-        for name in (GRAPH, START):
-            shutil.copy(graph / name, folder)
-        return 0.0
-
-    monkeypatch.setattr("nas.inference.exporting.write_graph", write_graph)
     command = ["export", trained["sentencepiece"], "--out", out, "--format", "onnx-int8"]
     monkeypatch.setattr("sys.argv", [*map(str, command)])
     export.main()
@@ -118,7 +117,7 @@ def test_graphs_run_by_the_card_and_have_the_figures_of_the_training(trained, gr
     code, _ = re.findall("```python\n(.*?)```", card, re.DOTALL)  # _ needs sentencepiece
     assert len(code.splitlines()) == 10
     exec(code.replace("FOLDER", str(out)), {})
-    reader, tokens, drawn = graph_reader(out), np.array([[0, 1, 2]]), []
+    reader, tokens, drawn = graph_reader(out), np.array([[0]]), []
     for _ in range(10):
         tokens = reader.read(tokens)[:, -1:].argmax(axis=-1)
         drawn.append(tokens.item())
@@ -130,14 +129,14 @@ def test_graphs_run_by_the_card_and_have_the_figures_of_the_training(trained, gr
 def test_int8_quantises_nearly_all_weights_and_reads_single_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_graph, "evaluation_lengths", lambda config: (8, 6))
     model = streaming_model(["dense", "conv"], 500, cutoffs=(50, 200), tie_embeddings=False)
-    write_graph(SimpleNamespace(module=model, config=None), with_vocabulary(tmp_path))
+    write_graph(SimpleNamespace(module=model, config=None), with_vocabulary(tmp_path), fixed=True)
     ids, exact = np.arange(30) * 7, graph_reader(tmp_path)
     onnx_graph.quantize_graph(tmp_path)
     weights = onnx.load(tmp_path / "model.onnx").graph.initializer
     floats = sum(np.prod(one.dims) for one in weights if one.data_type == onnx.TensorProto.FLOAT)
     assert floats < 0.1 * sum(parameter.numel() for parameter in model.parameters())
     rounded = graph_reader(tmp_path)
-    assert rounded.segment == 1 and exact.segment == 8
+    assert rounded.segment == exact.segment == 1
     assert 0 < np.abs(exact.score(ids)[0] - rounded.score(ids)[0]).max() < 0.2
 
 

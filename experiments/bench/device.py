@@ -49,11 +49,11 @@ def ways_of(short: str, folder: Path) -> dict[str, tuple]:
     predictor = Predictor(model, None, runtime, (LENGTH, LENGTH), prompt, 1)
     drawn = generate_tokens(predictor, Sampling(), torch.Generator().manual_seed(0), [b"x"] * size, b"", 1)
     ways = {"nas.generate": (lambda: next(drawn), 4 * sum(one.numel() for one in model.parameters()))}
-    token, network = torch.from_numpy(prompt[None, :1]), StreamModel(model, context)
+    token, network = torch.from_numpy(prompt[None, :1]), StreamModel(model, context, fixed=True)
     with torch.no_grad(), quiet():
         state = network.start(1)
-        for start in (0, LENGTH):
-            state = network(torch.from_numpy(prompt[None, start : start + LENGTH]), state)[2]
+        for start in range(context):
+            state = network(torch.from_numpy(prompt[None, start : start + 1]), state)[2]
         state = {name: own.contiguous() for name, own in network(token, state)[2].items()}
         export_graph(network, graph := folder / GRAPH, segment=LENGTH)
         inputs = {"tokens": token.numpy(), **{name: own.numpy() for name, own in state.items()}}

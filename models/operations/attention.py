@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.operations.operation import BareReader, BlockConfig, Operation, Segment, State, last, limit
-from models.relative_attention import attend, causal_mask, join_heads, split_heads
+from models.operations.operation import BareReader, BlockConfig, Operation, Segment, State, last, limit, missing
+from models.relative_attention import MASKED, attend, causal_mask, join_heads, split_heads
 
 
 class RelativeAttention(nn.Module):
@@ -36,7 +36,7 @@ class RelativeAttention(nn.Module):
         """context [B, K, D]: memory and segment. Its last `length` positions are the queries. Returns [B, L, D]."""
         position = self.project_positions(segment.encodings, slice(-context.shape[1], None))  # [H, K, E]
         key_value = self.project_keys(context).contiguous()
-        return self.attend_masked(context[:, -length:], key_value, position, segment.start)
+        return self.attend_masked(context[:, -length:], key_value, position, segment)
 
     def project_keys(self, context: Tensor) -> Tensor:
         """Keys and values [2, G, B, K, E] of a context [B, K, D], a view."""
@@ -47,14 +47,17 @@ class RelativeAttention(nn.Module):
         times = self.heads // self.key_heads
         return key_value if times == 1 else key_value.repeat_interleave(times, dim=1)
 
-    def attend_masked(self, x: Tensor, key_value: Tensor, position: Tensor | None, start: int) -> Tensor:
+    def attend_masked(self, x: Tensor, key_value: Tensor, position: Tensor | None, segment: Segment) -> Tensor:
         """Dense attention [B, L, D] under mask().
 
         x [B, L, D]: the queries' inputs; key_value [2, G, B, K, E]: of the positions before x and of x; position
-        [H, K, E]: projected encodings of the distances K - 1, ..., 0, or None; start: as in Segment.
+        [H, K, E]: projected encodings of the distances K - 1, ..., 0, or None.
         """
         (query,) = split_heads(self.query(x), self.heads)  # [H, B, L, E]
-        mask = self.mask(x.shape[1], key_value.shape[-2], start, x.dtype, x.device)
+        length, keys = x.shape[1], key_value.shape[-2]
+        mask = self.mask(length, keys, segment.start, x.dtype, x.device)
+        if segment.filled is not None:
+            mask = mask.masked_fill(F.pad(missing(segment, keys - length), (0, length)), MASKED)
         inputs = query, self.repeat_keys(key_value), position, self.content_bias, self.position_bias, mask
         mixed, _ = attend(*inputs)  # [H, B, L, E]
         return self.output(join_heads(mixed))
@@ -159,9 +162,9 @@ class CachedAttention(nn.Module):
         position = operation.attention.project_positions(encodings, slice(None))  # the same for each segment
         self.register_buffer("position", position)  # [H, K, E]
 
-    def begin(self, rows: int) -> State:
+    def begin(self, rows: int, room: int = 0) -> State:
         attention = self.operation.attention
-        shape = rows, attention.key_heads, 0, attention.width
+        shape = rows, attention.key_heads, limit(room, self.operation.reach), attention.width
         return {name: attention.key_value.weight.new_zeros(shape) for name in ("keys", "values")}
 
     def forward(self, x, state, segment):
@@ -173,6 +176,6 @@ class CachedAttention(nn.Module):
         before = torch.stack([last(state[name], seen, dim=2) for name in ("keys", "values")]).to(new.dtype)
         key_value = torch.cat([before, new], dim=3)  # [2, B, G, K, E]
         position = None if self.position is None else self.position[:, -key_value.shape[3] :]
-        branch = attention.attend_masked(inputs, key_value.transpose(1, 2), position, segment.start)
+        branch = attention.attend_masked(inputs, key_value.transpose(1, 2), position, segment)
         keys, values = last(key_value, kept, dim=3)
         return operation.finish(x, branch), {"keys": keys, "values": values}

@@ -69,7 +69,7 @@ class CachedConvolution(nn.Module):
         super().__init__()
         self.operation = operation
 
-    def begin(self, rows: int) -> State:
+    def begin(self, rows: int, room: int = 0) -> State:
         kernel = self.operation.kernel
         return {"products": kernel.new_zeros(rows, len(kernel) - 1, kernel.shape[-1])}
 

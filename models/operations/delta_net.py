@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.operations.convolution import convolve, new_kernel
-from models.operations.operation import Operation, last
+from models.operations.operation import Operation, last, missing
 from models.relative_attention import autocast_device, join_heads, split_heads
 
 TAPS = 4  # positions that the short convolution reads, the current one included
@@ -34,7 +34,8 @@ def gated_delta(
     speed; state [B, H, E, F] after the previous positions. Returns the outputs [B, H, L, F] and the next state.
     """
     length, inputs = query.shape[-2], (query, key, value, log_decay[..., None], beta[..., None])
-    if torch.compiler.is_exporting():  # ONNX has no solver of triangular systems
+    if torch.compiler.is_exporting() and not (isinstance(length, int) and length == 1):
+        # ONNX has no solver of triangular systems.
         from torch._higher_order_ops.scan import scan  # private, and only the export needs it
 
         state, outputs = scan(next_position, state, [x.movedim(2, 0) for x in inputs])
@@ -133,13 +134,16 @@ class GatedDeltaNet(Operation):
         super().__init__(config)
         self.attention = LinearAttention(config.d_model, heads, chunk)
 
-    def begin(self, rows):
+    def begin(self, rows, room=0):
         d_model, heads, weight = len(self.norm.weight), self.attention.heads, self.norm.weight
         matrices = weight.new_zeros(rows, heads, d_model // heads, d_model // heads)
-        return {"matrices": matrices, "inputs": weight.new_zeros(rows, 0, d_model)}
+        return {"matrices": matrices, "inputs": weight.new_zeros(rows, min(room, TAPS - 1), d_model)}
 
     def forward(self, x, state, segment):
         context = torch.cat([state["inputs"], x], dim=1)  # [B, T + L, D]
-        branch, matrices = self.attention(self.prepare(context), x.shape[1], state["matrices"])
+        prepared, before = self.prepare(context), state["inputs"].shape[1]
+        if segment.filled is not None:
+            prepared = prepared.masked_fill(F.pad(missing(segment, before), (0, x.shape[1]))[:, None], 0)
+        branch, matrices = self.attention(prepared, x.shape[1], state["matrices"])
         inputs = last(context, TAPS - 1).detach()
         return self.finish(x, branch), {"matrices": matrices.detach(), "inputs": inputs}

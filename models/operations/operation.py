@@ -34,7 +34,8 @@ class Segment(NamedTuple):
     encodings [>= K, D]: encodings of the distances ..., 2, 1, 0, in this order; None for attention without positions.
     start: number of positions before the segment, modulo the stride of sparse attention, so that masks can be cached.
     memory: the most earlier positions that a memory of inputs shows. kept: the most that it keeps for the next segment.
-    tokens [B, L]: None where no operation reads them.
+    tokens [B, L]: None where no operation reads them. filled: how many of the earlier positions in a state of fixed
+    size exist; None: all of them.
     """
 
     encodings: Tensor | None
@@ -42,6 +43,12 @@ class Segment(NamedTuple):
     memory: int = 0
     kept: int = 0
     tokens: Tensor | None = None
+    filled: Tensor | None = None
+
+
+def missing(segment: Segment, count: int) -> Tensor:
+    """Which of the last `count` positions before a segment do not exist [count], the oldest first."""
+    return torch.arange(count, 0, -1, device=segment.filled.device) > segment.filled
 
 
 def last(x: Tensor, count: int, dim: int = 1) -> Tensor:
@@ -110,8 +117,12 @@ class Operation(nn.Module):
         self.norm = nn.LayerNorm(config.d_model)
         self.dropout = nn.Dropout(config.dropout)
 
-    def begin(self, rows: int) -> State:
-        """The state of `rows` streams that begin. Sizes of 0 grow with the stream, all in the same way."""
+    def begin(self, rows: int, room: int = 0) -> State:
+        """The state of `rows` streams that begin. Sizes of 0 grow with the stream, all in the same way.
+
+        room: cached forms and begin() of subclasses may have a state with places for so many positions, which does not
+        grow; then forward() heeds segment.filled.
+        """
         if self.reach == 0:
             return {}
         weight = self.norm.weight

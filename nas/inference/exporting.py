@@ -71,7 +71,7 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
             file.write(save(quantize(weights) if is_int8 else weights))
         write_text(out / EXPORT_CONFIG, json.dumps(exported_config(model, sha256_of(out / WEIGHTS)), indent=2) + "\n")
     else:
-        difference = write_graph(model, out)
+        difference = write_graph(model, out, fixed=is_int8)
         lines = [f"ONNX Runtime differs from PyTorch by at most {difference:.1g} nats for 1,000 random tokens"]
     if is_int8:
         print("evaluating float32 and int8 on valid, to which the mixture is fitted", flush=True)

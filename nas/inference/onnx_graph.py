@@ -103,8 +103,8 @@ def model_reader(network: StreamModel, segment: int, mixture: Mixture | None = N
     return StreamReader(step, network.start(1), segment, mixture)
 
 
-def stream_model(model: LanguageModel) -> tuple[StreamModel, int]:
-    """The model as a function of a stream's state, and the segment of evaluation.
+def stream_model(model: LanguageModel, fixed: bool = False) -> tuple[StreamModel, int]:
+    """The model as a function of a stream's state, and the segment of evaluation; fixed: as in StreamModel.
 
     Raises InputError if evaluation has no memory, or sees fewer than the three positions that an export needs.
     """
@@ -114,16 +114,17 @@ def stream_model(model: LanguageModel) -> tuple[StreamModel, int]:
     if not memory or segment + memory < 3:
         lengths = f"a segment of {segment} and a memory of {memory}"
         raise InputError(f"a stream needs memory, but evaluation has {lengths}; train with train.memory=2 or more")
-    return StreamModel(model.module, segment + memory), segment
+    return StreamModel(model.module, segment + memory, fixed), segment
 
 
-def write_graph(model: LanguageModel, folder: Path) -> float:
+def write_graph(model: LanguageModel, folder: Path, fixed: bool = False) -> float:
     """Write GRAPH and START. Returns the largest difference of a log-probability to PyTorch's, in nats.
 
-    folder: holds the vocabulary. Raises InputError as stream_model(), and RunError if this difference is large.
+    folder: holds the vocabulary. fixed: for single tokens, faster. Raises InputError as stream_model(), and RunError if this difference is large.
     """
-    network, segment = stream_model(model)
-    np.savez(folder / START, **{name: value.numpy() for name, value in network.start(1).items()})
+    network, segment = stream_model(model, fixed)
+    segment = 1 if fixed else segment
+    np.savez_compressed(folder / START, **{name: value.numpy() for name, value in network.start(1).items()})
     export_graph(network, folder / GRAPH, segment=segment, **digests(folder))
     difference = largest_difference(network, graph_reader(folder), model_reader(network, segment))
     if not difference <= LARGEST:
@@ -135,7 +136,8 @@ def largest_difference(network: StreamModel, *readers: StreamReader) -> float:
     """Of two readers of the network, in nats, for a stream of random tokens, in pieces of several lengths."""
     generator, done, largest = np.random.default_rng(0), 0, 0.0
     while done < CHECKED:
-        length = min(int(generator.choice([1, 2, 7, 64, 128])), network.context, CHECKED - done)
+        lengths = [1] if network.fixed else [1, 2, 7, 64, 128]
+        length = min(int(generator.choice(lengths)), network.context, CHECKED - done)
         tokens = generator.integers(len(network.model.embedding.weight), size=(1, length))
         one, other = (reader.read(tokens) for reader in readers)
         largest, done = np.maximum(largest, np.abs(one - other).max()), done + length  # NaN stays
@@ -145,10 +147,9 @@ def largest_difference(network: StreamModel, *readers: StreamReader) -> float:
 def quantize_graph(folder: Path) -> None:
     """Replace the graph by one with int8 weights (dynamic quantisation).
 
-    All inputs of a matrix product share one scale, so a token's result depends on the other tokens of the call. So the
-    metadata `segment` becomes 1, and readers pass single tokens.
+    All inputs of a matrix product share one scale, so a token's result depends on the other tokens of the call. So it
+    must be a graph for single tokens.
     """
-    import onnx
     from onnxruntime.quantization import quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -157,18 +158,13 @@ def quantize_graph(folder: Path) -> None:
         # It folds the slices that give clusters their weights, because quantize_dynamic quantises initializers only.
         quant_pre_process(graph, int8, skip_symbolic_shape=True)
         quantize_dynamic(int8, int8)
-    model = onnx.load(int8)
-    (segment,) = (one for one in model.metadata_props if one.key == "segment")
-    segment.value = "1"
-    onnx.save(model, int8)
     int8.replace(graph)
 
 
 def evaluate_graphs(readers: dict[str, StreamReader], corpus: Corpus) -> dict[str, dict]:
-    """{name: the metrics of valid, and `ms_per_token`, the median time of a token}. Sets the readers' segments to 1."""
+    """{name: the metrics of valid, and `ms_per_token`, the median time of a token}. readers: of single tokens."""
     tokens, found = corpus.tokens("valid"), {}
     for name, reader in readers.items():
-        reader.segment = 1  # for all, because int8 needs single tokens, and only equal segments compare
         nll = -float(reader.score(tokens)[0].sum(dtype=np.float64))
         found[name] = text_metrics(nll, len(tokens) - 1, corpus.meta["splits"]["valid"])
     token = tokens[None, :1].astype(np.int64)  # the memories are full now, as in generation
