@@ -120,7 +120,8 @@ def stream_model(model: LanguageModel, fixed: bool = False) -> tuple[StreamModel
 def write_graph(model: LanguageModel, folder: Path, fixed: bool = False) -> float:
     """Write GRAPH and START. Returns the largest difference of a log-probability to PyTorch's, in nats.
 
-    folder: holds the vocabulary. fixed: for single tokens, faster. Raises InputError as stream_model(), and RunError if this difference is large.
+    folder: holds the vocabulary. fixed: for single tokens, faster. Raises InputError as stream_model(), and RunError if
+    this difference is large.
     """
     network, segment = stream_model(model, fixed)
     segment = 1 if fixed else segment
