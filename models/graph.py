@@ -25,27 +25,22 @@ def dynamic_sizes(state: dict[str, Tensor]) -> dict[str, dict]:
 def export_graph(network: StreamModel, file: Path, **about: int | str) -> None:
     """Write an ONNX graph. Needs onnx and onnxscript.
 
-    Its inputs are `tokens` and the names of the state, in the order of start(), for any number of rows and tokens. The
-    outputs are log_probabilities, hidden, and next_NAME for each name. about: metadata of the graph.
+    Its inputs are `tokens` and the names of the state, in the order of start(), for any number of rows and tokens, or
+    for one of each if sizes are fixed. The outputs are log_probabilities, hidden, and next_NAME for each name. about:
+    metadata of the graph.
     """
-    if network.fixed:
-        write_graph_of(network, torch.zeros(1, 1, dtype=torch.int64), network.start(1), None, file, about)
-        return
-    state = network.start(2)
-    # Sizes of 0 and 1 would become constants.
-    length, memory = min(5, network.context), min(3, network.context - 1)
-    example = {name: value.new_zeros([size or memory for size in value.shape]) for name, value in state.items()}
-    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
-    shapes = {"tokens": sizes, "state": dynamic_sizes(state)}
-    write_graph_of(network, torch.zeros(2, length, dtype=torch.int64), example, shapes, file, about)
-
-
-def write_graph_of(network: StreamModel, tokens: Tensor, state: dict, shapes: dict | None, file: Path, about: dict):
-    """Write the graph of example inputs. shapes: sizes that may change."""
+    rows, length, shapes, state = 1, 1, None, network.start(1)
+    if not network.fixed:
+        # Sizes of 0 and 1 would become constants.
+        rows, length, memory = 2, min(5, network.context), min(3, network.context - 1)
+        begun = network.start(rows)
+        state = {name: value.new_zeros([size or memory for size in value.shape]) for name, value in begun.items()}
+        sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
+        shapes = {"tokens": sizes, "state": dynamic_sizes(begun)}
     with quiet():
         program = torch.onnx.export(
             network,
-            (tokens,),
+            (torch.zeros(rows, length, dtype=torch.int64),),
             kwargs={"state": state},
             dynamo=True,
             verbose=False,

@@ -16,7 +16,7 @@ from nas.core.errors import InputError
 from nas.data.corpus import prepare
 from nas.data.vocabulary import VOCABULARY, SentencePieceTokenizer, Vocabulary
 from nas.inference.language_model import LanguageModel
-from nas.inference.transformers_folder import PAD, code_files, fast_tokenizer, write_transformers
+from nas.inference.transformers_folder import CODE, PAD, fast_tokenizer, model_code, write_transformers
 from nas.training.build import build_fixed
 from nas.training.device import choose_runtime
 from tests.making import BLOCKS
@@ -77,23 +77,18 @@ def log_p(model, ids: torch.Tensor, **given) -> torch.Tensor:
 
 
 def test_the_code_comes_from_the_files_of_this_project(folder):
-    files = code_files()
-    for name, text in files.items():
-        assert (folder / name).read_text() == text
-        defined = Counter(
-            name
-            for node in ast.parse(text).body
-            for name in (
-                [node.name]
-                if isinstance(node, ast.ClassDef | ast.FunctionDef)
-                else [one.id for target in node.targets for one in ast.walk(target) if isinstance(one, ast.Name)]
-                if isinstance(node, ast.Assign)
-                else []
-            )
-        )
-        assert max(defined.values(), default=1) == 1, "two files give one name different meanings"
-        found = {(node.module or "") for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
-        assert not any(module.split(".")[0] in ("models", "nas") for module in found)
+    text = (folder / CODE).read_text()
+    assert text == model_code()
+    defined = Counter()
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            defined[node.name] += 1
+        elif isinstance(node, ast.Assign):
+            defined.update(one.id for target in node.targets for one in ast.walk(target) if isinstance(one, ast.Name))
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            assert (getattr(node, "module", "") or node.names[0].name).split(".")[0] not in ("models", "nas")
+            defined.update(name.asname or name.name for name in node.names)
+    assert max(defined.values()) == 1, "two files mean different things by one name"
 
 
 OTHERS = {

@@ -8,17 +8,48 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from models.operations.operation import BlockConfig
 from models.stream import StreamModel
 from models.transformer_xl import Memories, build_pattern
-from nas.inference.configuration_par import ParConfig
 from nas.mixture.distribution import Distribution, Stream
 
 # The field of outputs that generate() hands on was past_key_values before Transformers 5.24.
 CARRIED = next(name for name in ("cache", "past_key_values") if name in CausalLMOutputWithPast.__dataclass_fields__)
+
+
+class ParConfig(PretrainedConfig):
+    """Args:
+    pattern: the name and the sizes of each block's operation.
+    block: the fields of BlockConfig. backbone: other options of TransformerXL.
+    segment, memory: positions that an evaluation reads at once, and those before them that attention sees.
+    mixture: settings of the mixture, and the shapes and types of its arrays; None: no mixture.
+    training: the options of the training, from which par-nas goes on.
+    """
+
+    model_type = "par"
+
+    def __init__(
+        self,
+        pattern=(),
+        block=None,
+        backbone=None,
+        segment: int = 64,
+        memory: int = 64,
+        mixture: dict | None = None,
+        training: dict | None = None,
+        vocab_size: int = 256,
+        **others,
+    ):
+        self.pattern, self.block, self.backbone = [*pattern], block or {"d_model": 64}, backbone or {}
+        self.segment, self.memory, self.mixture, self.training = segment, memory, mixture, training
+        self.vocab_size = vocab_size
+        # What other tools ask for. A stream has no end, but some need one.
+        self.hidden_size, self.num_hidden_layers = self.block["d_model"], len(self.pattern)
+        self.max_position_embeddings = others.pop("max_position_embeddings", 1 << 16)
+        super().__init__(**others)
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """A folder that Transformers opens: code, weights with the mixture, and a fast tokenizer with the same ids."""
 
 import ast
-import re
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,50 +18,37 @@ from nas.mixture.cache import decays_of
 from nas.training.build import backbone_options, block_config
 from nas.training.evaluation import evaluation_lengths
 
-MODELING, CONFIGURATION = "nas.inference.modeling_par", "nas.inference.configuration_par"
-DOCSTRING = re.compile(r'^""".*?"""', re.DOTALL)  # of a file
+CODE = "modeling_par.py"
 FIND_CLASS = 'getattr(import_module(f"models.operations.{file}"), class_name)', "globals()[class_name]"
 PAD = "<\ufdd0pad>"  # has a code point that no text has
 SPACES = "".join(letter for letter in map(chr, range(0x3001)) if letter.isspace())  # as str.split()
 CHECKED = 2000  # lines that both tokenizers read
 
 
-def code_files() -> dict[str, str]:
-    """{name: text} of the code of an exported folder: modeling_par.py with all that it imports of this project, and
-    configuration_par.py.
-    """
-    imports, bodies = set(), {}
+def model_code() -> str:
+    """The text of modeling_par.py in one piece with all files of this project that it imports."""
+    imports, bodies, seen = set(), [], set()
 
     def add(module: str) -> None:
-        """The text of a file without its imports, after those that it imports."""
-        text, bodies[module] = Path(find_spec(module).origin).read_text("utf-8"), ""
-        lines = text.splitlines()
-        for node in ast.parse(text).body:
-            if not isinstance(node, ast.Import | ast.ImportFrom):
-                continue
-            places = range(node.lineno - 1, node.end_lineno)
-            other = getattr(node, "module", None) or ""
-            if other.startswith(("models.", "nas.")) and other not in bodies and other != CONFIGURATION:
-                add(other)
-            elif not other.startswith(("models.", "nas.")):
-                for name in node.names:
-                    imports.add(ast.unparse(type(node)(**{**vars(node), "names": [name]})))
-            for place in places:
-                lines[place] = None
-        body = "\n".join(line for line in lines if line is not None).strip()
-        del bodies[module]
-        bodies[module] = body
+        if not module.startswith(("models.", "nas.")) or module in seen:
+            return
+        seen.add(module)
+        text = Path(find_spec(module).origin).read_text("utf-8")
+        lines, (docstring, *others) = text.splitlines(), ast.parse(text).body
+        found = [node for node in others if isinstance(node, ast.Import | ast.ImportFrom)]
+        for node in found:
+            add(getattr(node, "module", ""))
+            if getattr(node, "module", "") not in seen:
+                imports.update(ast.unparse(type(node)(**{**vars(node), "names": [name]})) for name in node.names)
+        for node in (docstring, *found):
+            lines[node.lineno - 1 : node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+        bodies.append(f"# {module}\n\n" + "\n".join(lines).strip().replace(*FIND_CLASS))
 
     for kind in OPERATIONS.values():
-        if (module := f"models.operations.{kind.place.partition(':')[0]}") not in bodies:
-            add(module)
-    add(MODELING)
-    imports.add(f"from .{CONFIGURATION.rpartition('.')[2]} import ParConfig")
-    bodies = {module: DOCSTRING.sub("", body).replace(*FIND_CLASS).strip() for module, body in bodies.items()}
-    text = "\n\n\n".join(f"# {module}\n\n{body}" for module, body in bodies.items())
-    head = f'"""The code of par-nas that a model needs, generated from its files."""\n\n{chr(10).join(sorted(imports))}'
-    own = {MODELING: f"{head}\n\n{text}\n", CONFIGURATION: Path(find_spec(CONFIGURATION).origin).read_text("utf-8")}
-    return {f"{module.rpartition('.')[2]}.py": content for module, content in own.items()}
+        add(f"models.operations.{kind.place.partition(':')[0]}")
+    add(f"nas.inference.{Path(CODE).stem}")
+    head = '"""What a model of par-nas needs, put together from its files."""\n\n' + "\n".join(sorted(imports))
+    return "\n\n\n".join([head, *bodies]) + "\n"
 
 
 def fast_tokenizer(vocabulary: Vocabulary):
@@ -144,8 +130,7 @@ def write_transformers(model: LanguageModel, tokenizer, folder: Path, training: 
     """Write the folder. tokenizer: of fast_tokenizer(). training: config.json of the format par."""
     from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-    from nas.inference.configuration_par import ParConfig
-    from nas.inference.modeling_par import ParForCausalLM
+    from nas.inference.modeling_par import ParConfig, ParForCausalLM
 
     options, segment_memory = model.config, evaluation_lengths(model.config)
     blocks = [resolve_block(block, options.shape) for block in model.pattern]
@@ -164,7 +149,7 @@ def write_transformers(model: LanguageModel, tokenizer, folder: Path, training: 
         dtype="float32",
     )
     config.auto_map = {
-        "AutoConfig": "configuration_par.ParConfig",
+        "AutoConfig": "modeling_par.ParConfig",
         "AutoModelForCausalLM": "modeling_par.ParForCausalLM",
     }
     own = ParForCausalLM(config).eval()
@@ -174,8 +159,7 @@ def write_transformers(model: LanguageModel, tokenizer, folder: Path, training: 
     own.save_pretrained(folder)
     named = {"pad_token": PAD, "padding_side": "left", "clean_up_tokenization_spaces": False}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
-    for name, text in code_files().items():
-        write_text(folder / name, text)
+    write_text(folder / CODE, model_code())
 
 
 def mixture_of(model: LanguageModel) -> tuple[dict, dict[str, torch.Tensor]]:
