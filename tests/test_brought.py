@@ -28,6 +28,7 @@ from nas.data import corpus, vocabulary
 from nas.data.corpus import Corpus, prepare
 from nas.data.vocabulary import SentencePieceTokenizer, training_lines
 from nas.inference import exporting
+from nas.inference.language_model import Score
 from nas.reporting import figures
 from nas.search.space import make_network
 from nas.search.surrogate import Point, Surrogate
@@ -454,6 +455,10 @@ def test_figures_go_where_they_are_sent(searched, tmp_path):
 
 
 def test_numbers_at_the_edge(small_config, memory_corpus):
+    facts = {"words_kept": True, "lossless": True, "words": 1, "bytes": 5}
+    ids = np.zeros(2_000_000, int)
+    long = Score([b"a b"], ids, ids, np.ones(len(ids)), text_metrics(2e6, len(ids), facts))
+    assert repr(long).splitlines()[1].split() == ["1", "2000000", "2000000.0000", "a", "b"]
     networks = [make_network(100, 16, blocks) for blocks in (["attention"], ["dense"])]
     surrogate = Surrogate([Point(networks[0], 1.0, 0.0)], networks, 64, np.array([4.6, 2.8, 0.0]))
     assert np.isfinite(surrogate.predict(networks)).all()

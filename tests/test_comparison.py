@@ -81,6 +81,8 @@ def test_contenders_are_rules_and_files_of_any_size_with_different_names(contend
     (tmp_path / "heads.yaml").write_text("format: par-pattern/2\nheads: 4\nblocks: [attention]\n")
     assert contenders(patterns=["heads.yaml"])[1][0].key == "16-h4-a"  # another number than its width has usually
     assert (wide.key, wide.seeds, wide.config.model.d_model, wide.config.model.heads) == ("32-ad", [1], 32, 4)
+    shutil.copy(tmp_path / "wide.yaml", tmp_path / "\u00dcbung.yaml")
+    assert contenders(patterns=["\u00dcbung.yaml"])[1][0].name == "\u00dcbung"
     shutil.copy(tmp_path / "wide.yaml", tmp_path / "a" / "pattern.yaml")
     assert contenders(patterns=["a/pattern.yaml"])[1][0].name == "32-ad"  # all files of derive.py are called so
     assert contenders("model.d_model=32", patterns=["interleaved", "wide.yaml"])[1][0].key == "32-ada"

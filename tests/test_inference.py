@@ -124,7 +124,7 @@ def test_a_folder_without_a_training_is_refused_in_python(tmp_path):
 
 def test_the_example_in_the_documentation_runs(trained, capsys):
     text = (ROOT / "docs" / "use.md").read_text()
-    example, _ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)  # _ needs lm_eval
+    example, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)  # others need Transformers or lm_eval
     exec(example.replace("runs/mine/found", str(trained["sentencepiece"])), {})
     printed = capsys.readouterr().out
     assert "b'The church'" in printed and "['window 6', 'dense', 'linear', 'attention'] 16" in printed

@@ -142,6 +142,9 @@ def test_all_that_ships_is_within_a_size(tmp_path, small_yaml):
     least = refuse("search", small_yaml, "--run", tmp_path / "none", *given, "search.size.target=20kB")
     found = re.search(r"no network is within search.size.target=20000, with counts of 5,000 bytes; give (\d+)kB", least)
     target = 1000 * int(found[1])
+    for size in (1000, target - 1000):  # the advice does not depend on what was given, and is the smallest size
+        refused = refuse("search", small_yaml, "--run", tmp_path / "none", *given, f"search.size.target={size}")
+        assert f"give {found[1]}kB or more" in refused
     succeed("search", small_yaml, "--run", tmp_path / "search", *given, f"search.size.target={target}")
     choice = yaml.safe_load((tmp_path / "search/trials/choice.yaml").read_text())
     shown = succeed("derive", tmp_path / "search").splitlines()[-1]

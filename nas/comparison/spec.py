@@ -84,7 +84,7 @@ def read_contender(name: str, path: Path, settings: Settings, recipe: Config, ov
     elif not file.exists() and file.suffix not in (".yaml", ".yml"):
         known = f"neither a file nor one of {', '.join(RULES)}; the nearest is {nearest(name, RULES)!r}"
         raise InputError(f"{path}: {name!r} is {known}")
-    elif not re.fullmatch(r"[A-Za-z0-9][\w.-]*", file.stem):
+    elif not re.fullmatch(r"[^\W_][\w.-]*", file.stem):
         allowed = "begin with a letter or digit and consist of letters, digits, `-`, `_` and `.`"
         raise InputError(f"{path}: {name!r}: the file name must {allowed}")
     else:

@@ -50,7 +50,7 @@ class Score:
         for number, (line, count, nll) in enumerate(zip(self.lines, counts, self.line_nll(), strict=True), start=1):
             text = line.decode("utf-8", errors="replace").rstrip("\r\n")
             shown = CONTROL.sub(lambda found: repr(found[0])[1:-1], text[:SHOWN]) + "..." * (len(text) > SHOWN)
-            rows.append(f"{number:>6}{count:>8}{nll:>12.4f}  {shown}")
+            rows.append(f"{number:>6} {count:>7} {nll:>11.4f}  {shown}")
         if self.network:
             rows += ["", f"mixture of {', '.join(self.parts)}; the network alone has {self.network.quality()[-1]}"]
         return "\n".join([*rows, *self.quality()])

@@ -1,6 +1,7 @@
 """All figures, with matplotlib set to work without a display."""
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -50,7 +51,8 @@ def tidy(axes) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    with atomic_write(path) as file:
+    with atomic_write(path) as file, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # names in other scripts
         figure.savefig(file, dpi=130, facecolor="white", format=path.suffix[1:])
     plt.close(figure)
 

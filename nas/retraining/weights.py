@@ -38,8 +38,6 @@ class Trained:
 def read_trained(folder: Path) -> Trained:
     """The best weights in a run folder or an exported folder. Raises InputError if a file is missing or damaged."""
     exported = (folder / WEIGHTS).exists()
-    if (folder / OUTCOME).exists():
-        raise InputError(f"{folder} is a search; derive its pattern and train it with retrain.py first")
     alone = not exported and (folder / MIXTURE).exists() and read_yaml(folder / CONFIG).get("pattern") == []
     if not exported and not alone and not (folder / BEST).exists():
         raise InputError(f"{folder} {missing_training(folder)}, or a folder of nas.export --format par")
@@ -88,6 +86,8 @@ def missing_training(folder: Path) -> str:
     """What a folder without a training is, and what to give instead."""
     if (folder / SUMMARY).exists():
         return f"is a run of all stages: give {folder / read_yaml(folder / SUMMARY)['use']}"
+    if (folder / OUTCOME).exists():
+        return "is a search; derive its pattern, train it with retrain.py, and give that run folder"
     if (folder / GRAPH).exists():
         return "is an ONNX folder, which only ONNX Runtime and lm_eval read; give the run folder of the training"
     about = "holds no finished training" if folder.exists() else "does not exist"

@@ -21,9 +21,10 @@ from nas.core.pattern import interleaved
 from nas.core.run_folder import CHOICE, CONFIG, FLOPS_TABLE, LATENCY, PI, TRIALS, RunFolder, data_digests, provenance
 from nas.costs.budget import as_ratio
 from nas.costs.cost_table import CostTable, for_text, least_ratio
+from nas.costs.sizes import bytes_beside
 from nas.data.corpus import Corpus, prepare
 from nas.jobs.engines import open_engine
-from nas.search.candidate_costs import candidates_of, count_costs, find_costs, open_candidates
+from nas.search.candidate_costs import SINGLE_TOKEN, Candidates, candidates_of, count_costs, find_costs, open_candidates
 from nas.search.pace import Pace
 from nas.search.space import Network, NetworkCosts, cheapest, first_candidates, make_network, read_network, with_sizes
 from nas.search.strategy import EQUAL_LOSS, LONG_ENOUGH, Strategy, successive_halving
@@ -121,7 +122,7 @@ def open_search(config: Config, folder: Path, runtime: Runtime, seconds: float =
     limit = budget * costs.reference_cost
     networks = first_candidates(config, tables, limit)
     if not networks and first_candidates(config, {s: replace(one, room=None) for s, one in tables.items()}, limit):
-        raise InputError(no_room(config, tables))
+        raise InputError(no_room(candidates, tables))
     if not networks:
         least, shape = min((cheapest(config, table), shape) for shape, table in tables.items())
         own = tables[shape].mixture
@@ -134,15 +135,37 @@ def open_search(config: Config, folder: Path, runtime: Runtime, seconds: float =
     return Strategy(Trials(config, candidates.corpora, folder, runtime, engine), costs, budget, networks)
 
 
-def no_room(config: Config, tables: dict) -> str:
+def no_room(candidates: Candidates, tables: dict) -> str:
     """Why no network is within search.size.target, with the smallest size that has one. tables: of each shape."""
-    target, counts, names = config.search.size.target, config.mixture.size or 0, config.search.operations
-    blocks = 0 if "identity" in names else config.model.blocks
-    room = max(one.spare([min(names, key=one.bytes.__getitem__)] * blocks) for one in tables.values())
-    grows = counts == int(COUNTS_SHARE * target)  # it is not given
-    least = (target - counts - room) / (1 - COUNTS_SHARE) if grows else target - room
-    least = math.ceil(least / 1000) + 1
-    return f"no network is within search.size.target={target}, with counts of {counts:,} bytes; give {least}kB or more"
+    config = candidates.config
+    target, counts = config.search.size.target, config.mixture.size or 0
+    grows, size = counts == int(COUNTS_SHARE * target), 0  # else it is given
+    single = [SINGLE_TOKEN * pieces if counts else 0 for pieces, _ in tables]
+    if not grows and counts < min(single):
+        smallest = math.ceil(min(single) / 1000)
+        return f"mixture.size={counts} has no room for the counts of single tokens; give {smallest}kB or more"
+    while (least := least_size(candidates, tables, single, None if grows else counts)) > size:
+        size = 1000 * math.ceil(least / 1000)
+        own = replace(config.search, size=replace(config.search.size, target=size))  # auto depends on it
+        candidates = replace(candidates, config=replace(config, search=own))
+    given = f"search.size.target={target}, with counts of {counts:,} bytes"
+    return f"no network is within {given}; give {size // 1000}kB or more"
+
+
+def least_size(candidates: Candidates, tables: dict, single: list[float], counts: int | None) -> float:
+    """The least search.size.target with room for a network. single: the least bytes of counts of each shape; counts:
+    their bytes; None: COUNTS_SHARE.
+    """
+    names, found = candidates.config.search.operations, []
+    blocks = 0 if "identity" in names else candidates.config.model.blocks
+    for (shape, table), own in zip(tables.items(), single, strict=True):
+        needed = bytes_beside(candidates.configs[shape], candidates.corpora[shape[0]])
+        needed += blocks * min(map(table.bytes.__getitem__, names))
+        if counts is None:
+            found.append(max(needed / (1 - COUNTS_SHARE), own / COUNTS_SHARE))
+        elif own <= counts:
+            found.append(needed + counts)
+    return min(found)
 
 
 def trial_estimate(strategy: Strategy, folder: Path) -> Estimate:
