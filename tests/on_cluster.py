@@ -1,7 +1,7 @@
 """Scenes with a Ray cluster of two nodes, in a namespace of its own: `tests/on_cluster.py SCENE FOLDER COMMAND...`.
 
-killed: a node is killed in the first rung of a search, and the driver in the second. refused: nodes that cannot take
-part; the lines of the command go to FOLDER/CASE.txt. Otherwise its output goes to FOLDER/driver.txt.
+killed: a node is killed in the first rung of a search, and the driver in the second; then it gets a Ctrl-C. refused:
+nodes that cannot take part; the lines of the command go to FOLDER/CASE.txt. Otherwise its output goes to FOLDER/driver.txt.
 """
 
 import os
@@ -84,6 +84,16 @@ def killed(folder: Path, command: list[str]) -> int:
     driver.kill()
     driver.wait()
     start_other(folder)
+
+    def logged() -> int:
+        return sum(file.stat().st_size for file in run.glob("trials/*/metrics.jsonl"))
+
+    before, driver = logged(), start_driver("--resume")
+    wait_for(lambda: logged() > before)
+    driver.send_signal(signal.SIGINT)
+    status, ended = driver.wait(timeout=20), logged()
+    time.sleep(2)
+    print(f"Ctrl-C: status {status}, {logged() - ended} bytes by trainings after that", flush=True)
     return start_driver("--resume").wait()
 
 

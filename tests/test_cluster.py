@@ -52,7 +52,8 @@ def test_a_search_whose_node_and_driver_are_killed_equals_one_on_this_machine(tm
     done = on_cluster("killed", tmp_path, ROOT / "search.py", small_yaml, "--run", run, *SEARCH)
     said = (tmp_path / "driver.txt").read_text()
     assert done.returncode == 0, done.stderr + said
-    assert said.count("2 trainings at a time on 2 nodes") == 2 and " died; it goes on from its last" in said
+    assert done.stdout == "Ctrl-C: status 130, 0 bytes by trainings after that\n"
+    assert said.count("2 trainings at a time on 2 nodes") == 3 and " died; it goes on from its last" in said
     assert " finished on one, " in said
     logs = "".join(log.read_text() for log in run.glob("trials/logs/*.txt"))
     assert any(0 < int(step) < 200 for step in re.findall(r"continuing from step (\d+) ", logs))  # of the killed node
