@@ -1,7 +1,8 @@
 """Scenes with a Ray cluster of two nodes, in a namespace of its own: `tests/on_cluster.py SCENE FOLDER COMMAND...`.
 
 killed: a node is killed in the first rung of a search, and the driver in the second; then it gets a Ctrl-C. refused:
-nodes that cannot take part; the lines of the command go to FOLDER/CASE.txt. Otherwise its output goes to FOLDER/driver.txt.
+nodes that cannot take part; the lines of the command go to FOLDER/CASE.txt. Otherwise its output goes to
+FOLDER/driver.txt.
 """
 
 import os

@@ -193,7 +193,7 @@ def test_the_card_tells_how_a_text_becomes_tokens(trained, graph):
     _, code = re.findall("```python\n(.*?)```", (graph / "README.md").read_text(), re.DOTALL)
     told, vocabulary = {}, load_model(trained["sentencepiece"]).tokenizer
     exec(code.replace("FOLDER", str(graph)), told)
-    for text in ("my sister sees\nthe\n", "", "\n\n a", "\u00fc\u4e2d"):
+    for text in ("my sister sees\nthe\n", "", "\n\n a", "\u00fc\u4e2d", " \u2581a\u2581\u2581b"):
         ids = told["encode"](text)
         np.testing.assert_array_equal(ids, vocabulary.encode(text))
         assert told["decode"](ids) == text == vocabulary.decode(ids).decode()

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import pickle
 import subprocess
 import sys
 from collections import Counter
@@ -153,6 +154,17 @@ def test_texts_padding_and_segments_have_the_figures_of_the_run(made, loaded):
         torch.testing.assert_close(found[row, -len(alone) :], alone, rtol=0, atol=1e-5)
         kept = model(**batch, logits_to_keep=1).logits
         torch.testing.assert_close(kept[row, 0], alone[-1], rtol=0, atol=1e-5)
+    # Padding at other places, which nothing reads: each place has the logits of the token before.
+    mask, padded = torch.ones(1, 12, dtype=torch.long), ids[:, :12].clone()
+    mask[0, [0, 4, 5, 11]], padded[0, 4] = 0, tokenizer.pad_token_id
+    rest = model(input_ids=ids[:, :12][mask > 0][None]).logits
+    found = model(input_ids=padded, attention_mask=mask).logits
+    torch.testing.assert_close(found[mask > 0], rest[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(found[0, -1], rest[0, -1], rtol=0, atol=1e-5)
+    # No text at all begins with a line end.
+    empty = tokenizer(["", "\n"], return_tensors="pt", padding=True)
+    found = model(**empty, logits_to_keep=torch.tensor([0])).logits
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
     # The loss is that of Transformers: the mean over targets, those of -100 left out.
     labels = ids.clone()
     labels[:, :5] = -100
@@ -174,6 +186,11 @@ def test_generation_draws_what_the_run_draws(made, loaded):
     for row, text in enumerate(texts):
         alone = model.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=20, do_sample=False)
         assert found[row, -20:].tolist() == alone[0, -20:].tolist()
+    assert model.generate(max_new_tokens=3, do_sample=False)[0, 0] == own.tokenizer.line_end
+    begun = model.generate(**ids, max_new_tokens=3, do_sample=False, return_dict_in_generate=True)
+    state = begun.get("cache", begun.get("past_key_values"))
+    (more,) = model.generate(begun.sequences, cache=state, max_new_tokens=4, do_sample=False)
+    assert more.tolist() == model.generate(**ids, max_new_tokens=7, do_sample=False)[0].tolist()
     short = tokenizer("\nthe", return_tensors="pt")
     several = {"max_new_tokens": 4, "use_cache": False, "do_sample": False}
     assert (
@@ -195,6 +212,27 @@ def test_beams_and_samples_have_the_scores_of_their_texts(loaded):
             with torch.no_grad():
                 own = log_p(model, row[row != tokenizer.pad_token_id][None])[0, -5:].sum()
             torch.testing.assert_close(score, own, rtol=0, atol=1e-4)
+
+
+def test_other_numbers_and_changed_weights(folder, loaded):
+    model, tokenizer = loaded
+    ids = tokenizer(TEXT, return_tensors="pt")
+    narrow = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.bfloat16)
+    with torch.no_grad():
+        wide, found = model(**ids).logits, narrow(**ids).logits
+    assert found.dtype == torch.bfloat16 and (found.float() - wide).exp().sub(1).abs().mean() < 0.1
+    narrow.train()(**ids, labels=ids.input_ids).loss.backward()
+    with pytest.raises(ValueError, match="give bfloat16 or float32"):
+        narrow.half()(**ids)
+    changed = pickle.loads(pickle.dumps(model))
+    with torch.no_grad():
+        changed(**ids)
+        for parameter in changed.parameters():
+            parameter.data += 0.1  # as fused optimizers: without a new version
+        found = changed.eval()(**ids).logits
+        changed.made = None, None
+        torch.testing.assert_close(found, changed(**ids).logits, rtol=0, atol=0)
+    assert (found - wide).abs().max() > 1e-3
 
 
 def test_a_saved_folder_is_the_same_model(loaded, tmp_path):

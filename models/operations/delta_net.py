@@ -118,10 +118,13 @@ class LinearAttention(nn.Module):
         mixed = split_heads(F.silu(mixed), self.heads, 3).transpose(1, 2)  # [3, B, H, L, E]
         with torch.autocast(autocast_device(new), enabled=False):  # small errors of the state add up over a stream
             mixed, gated = (x.float() if x.itemsize < 4 else x for x in (mixed, new))
-            decay, beta = self.gates(gated).transpose(1, 2).chunk(2, dim=1)  # [B, H, L] each
+            gates = F.linear(gated, *(own.to(gated.dtype) for own in (self.gates.weight, self.gates.bias)))
+            decay, beta = gates.transpose(1, 2).chunk(2, dim=1)  # [B, H, L] each
             (query, key), value = F.normalize(mixed[:2], dim=-1), mixed[2]
+            state = state.to(value.dtype)
             read, state = gated_delta(query, key, value, -F.softplus(decay), beta.sigmoid(), self.chunk, state)
-        read = join_heads(self.norm(read).transpose(0, 1))  # [B, L, D]
+        read = F.rms_norm(read, self.norm.normalized_shape, self.norm.weight.to(read.dtype), self.norm.eps)
+        read = join_heads(read.transpose(0, 1)).to(new.dtype)  # [B, L, D]
         return self.output(read * F.silu(self.output_gate(new))), state
 
 

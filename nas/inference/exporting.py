@@ -27,7 +27,7 @@ from nas.training.evaluation import evaluation_lengths, text_metrics
 CARD, PICTURE = "README.md", "pattern.png"
 UNFINISHED = ".unfinished"  # folder that a call which was stopped may leave
 OTHERS = {UNFINISHED, "lost+found"}  # names in a folder that counts as empty; a new disk has the second one
-PROMPT, TRANSFORMERS = "The", "5.20 to 5.24"  # of the card; versions that ran
+TRANSFORMERS = "5.20 to 5.24"  # versions that ran
 DISTRIBUTION = Path(distribution.__file__)
 TEMPLATE = Path(__file__).with_name("model_card.md")
 
@@ -127,7 +127,7 @@ def model_card(
     """The text of README.md. form: as in export(). compared: lines about float32 and int8. size: of all other files."""
     text, config = TEMPLATE.read_text("utf-8"), model.config
     content = {"form": form, "compared": compared, "config": config, "results": results, "provenance": provenance}
-    content |= {"size": size, "prompt": PROMPT, "versions": TRANSFORMERS}
+    content |= {"size": size, "versions": TRANSFORMERS}
     content |= {"letters": abbreviate(model.pattern), "blocks": model.pattern, "tokenizer": model.tokenizer}
     folders = {"origin": without_folder(config.train.init_from), "source": without_folder(config.data.source)}
     template = jinja2.Template(text, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)

@@ -54,14 +54,10 @@ class ParConfig(PretrainedConfig):
 
 @dataclass
 class Part:
-    """Rows of a batch that have read the same number of tokens.
-
-    state: of StreamModel; in training Memories. skip: columns of the next tokens that are padding.
-    """
+    """Rows of a batch that have the same padding. state: of StreamModel; in training Memories."""
 
     rows: list[int]
     state: dict[str, Tensor] | Memories | None
-    skip: int = 0
 
 
 @dataclass
@@ -72,6 +68,7 @@ class ParState:
     streams: list[Stream]
     length: int = 0
     is_compileable = is_croppable = False  # generate() asks
+    is_linear = ()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.length
@@ -88,16 +85,22 @@ class ParState:
 
 
 class MixtureArrays(nn.Module):
-    """The arrays of a mixture, as buffers, so that they lie in model.safetensors. settings: of ParConfig."""
+    """The arrays of a mixture in model.safetensors, as bytes, so that no change of dtype concerns them.
+
+    settings: of ParConfig.
+    """
 
     def __init__(self, settings: dict):
         super().__init__()
         self.settings = settings
         for name, (dtype, shape) in settings["arrays"].items():
-            self.register_buffer(f"array_{name}", torch.empty(shape, dtype=getattr(torch, dtype)))
+            size = np.dtype(dtype).itemsize * int(np.prod(shape))
+            self.register_buffer(f"array_{name}", torch.empty(size, dtype=torch.uint8))
 
     def distribution(self) -> Distribution:
-        arrays = {name.removeprefix("array_"): own.cpu().numpy() for name, own in self.named_buffers()}
+        arrays = {}
+        for name, (dtype, shape) in self.settings["arrays"].items():
+            arrays[name] = getattr(self, f"array_{name}").cpu().numpy().view(dtype).reshape(shape)
         return Distribution(self.settings | arrays, arrays)
 
 
@@ -106,7 +109,6 @@ class ParForCausalLM(PreTrainedModel, GenerationMixin):
 
     config_class = ParConfig
     _tied_weights_keys = {"network.head.weight": "network.embedding.weight"}  # noqa: RUF012
-    _keep_in_fp32_modules_strict = ["mixture"]  # noqa: RUF012
     _is_stateful = True  # generate() cannot go back
 
     def __init__(self, config: ParConfig):
@@ -116,6 +118,10 @@ class ParForCausalLM(PreTrainedModel, GenerationMixin):
         self.mixture = MixtureArrays(config.mixture) if config.mixture else None
         self.made = None, None  # versions of the weights, and what was made of them
         self.post_init()
+
+    def train(self, mode: bool = True) -> "ParForCausalLM":
+        self.made = None, None  # fused optimizers do not count the changes of weights
+        return super().train(mode)
 
     def _init_weights(self, module: nn.Module) -> None:
         """The constructor of the network draws its weights."""
@@ -146,88 +152,109 @@ class ParForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         cache: ParState | None = None,
         past_key_values: ParState | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Tensor = 0,
         return_dict: bool = True,
         **others,
     ) -> CausalLMOutputWithPast:
-        """input_ids [B, L]: the next tokens of each row. attention_mask: zeros before a text are padding. The logits
-        [B, L, V] are log-probabilities.
+        """input_ids [B, L]: the next tokens of each row. attention_mask [B, >= L]: zeros are padding, at any place; the
+        logits there are those of the token before. Without it the padding token is padding. Logits [B, L, V] are
+        log-probabilities.
 
         cache: the state that the call before returned; it changes. labels [B, L]: as input_ids, or -100; the loss is
-        that of labels[:, 1:]. logits_to_keep: only the last positions get logits; 0: all of them.
+        that of labels[:, 1:]. logits_to_keep: the number of last positions that get logits, 0 for all of them, or their
+        indices; not with labels. Raises ValueError for other inputs than tokens, and for padding after the first call.
         """
-        if others.get("inputs_embeds") is not None:
-            raise ValueError("inputs_embeds are not possible, because cache and n-grams need the tokens")
-        state = cache if cache is not None else past_key_values
-        if attention_mask is not None:  # padding has no embedding
-            input_ids = input_ids.masked_fill(attention_mask[:, -input_ids.shape[1] :] == 0, 0)
+        if input_ids is None or not input_ids.numel():
+            raise ValueError("give input_ids with one token or more: inputs_embeds are not possible")
+        if self.dtype == torch.float16:
+            raise ValueError("float16 cannot hold the numbers of this model; give bfloat16 or float32")
+        state, vocabulary = cache if cache is not None else past_key_values, self.config.vocab_size
+        seen = input_ids < vocabulary
+        if attention_mask is not None:
+            seen = seen & (attention_mask[:, -input_ids.shape[1] :] > 0)
         if state is None:
-            state = self.begin(input_ids, attention_mask)
+            input_ids, seen = self.begin_empty_rows(input_ids, seen)
+            state = self.begin(seen)
+        elif not seen.all():
+            raise ValueError("padding is possible in the first call only, without a cache")
         with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
-            hidden = self.read(input_ids, state)
-            kept = hidden[:, -logits_to_keep:]
+            hidden = self.read(input_ids, seen, state)
+            places = torch.arange(input_ids.shape[1], device=input_ids.device)
+            if labels is None:
+                places = places[-logits_to_keep:] if isinstance(logits_to_keep, int) else places[logits_to_keep]
+            kept = hidden[:, places]
             log_p = self.network.head.log_probabilities(kept.flatten(0, 1)).unflatten(0, kept.shape[:2])
         if state.streams:
-            log_p = self.mix(input_ids, hidden, log_p, state)
+            log_p = self.mix(input_ids, seen, hidden, log_p, places.tolist(), state)
         state.length += input_ids.shape[1]
-        for part in state.parts:
-            part.skip = 0
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=log_p, labels=labels, vocab_size=self.config.vocab_size, **others)
+            labels = labels.masked_fill(labels >= vocabulary, -100)
+            loss = self.loss_function(logits=log_p, labels=labels, vocab_size=vocabulary, **others)
         state = None if self.training or use_cache is False else state
         output = CausalLMOutputWithPast(loss=loss, logits=log_p, **{CARRIED: state})
         return output if return_dict else output.to_tuple()
 
-    def begin(self, input_ids: Tensor, attention_mask: Tensor | None) -> ParState:
-        """The state before the first tokens. Rows with the same padding are read together."""
-        rows, length = input_ids.shape
-        padding = [0] * rows
-        if attention_mask is not None:
-            padding = (attention_mask.cumsum(dim=1) == 0).sum(dim=1).tolist()
-        parts, (stream, beside) = [], (None, None) if self.training else self.made_of_weights()
-        for skip in dict.fromkeys(padding):
-            own = [row for row, other in enumerate(padding) if other == skip]
-            parts.append(Part(own, stream.start(len(own)) if stream else None, skip % length))  # never all of them
-        return ParState(parts, [Stream(beside) for _ in range(rows)] if beside else [])
+    def begin_empty_rows(self, input_ids: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows that have nothing but padding begin with a line end, as empty prompts do in par-nas."""
+        empty = ~seen.any(dim=1)
+        if empty.any():
+            if self.config.bos_token_id is None:
+                raise ValueError("a text has no tokens, and the vocabulary has no line end")
+            input_ids, seen = input_ids.clone(), seen.clone()
+            input_ids[empty, -1], seen[empty, -1] = self.config.bos_token_id, True
+        return input_ids, seen
 
-    def read(self, input_ids: Tensor, state: ParState) -> Tensor:
-        """The inputs of the output layer [B, L, D], zeros for padding. Segments are those of an evaluation."""
-        segment, stream = self.config.segment, None if self.training else self.made_of_weights()[0]
-        found = self.network.embedding.weight.new_zeros(*input_ids.shape, self.config.hidden_size)
+    def begin(self, seen: Tensor) -> ParState:
+        """The state before the first tokens. seen [B, L]: which are no padding."""
+        rows, stream, beside = {}, *((None, None) if self.training else self.made_of_weights())
+        for row, own in enumerate(seen.tolist()):
+            rows.setdefault(tuple(own), []).append(row)
+        parts = [Part(own, stream.start(len(own)) if stream else None) for own in rows.values()]
+        return ParState(parts, [Stream(beside) for _ in seen] if beside else [])
+
+    def read(self, input_ids: Tensor, seen: Tensor, state: ParState) -> Tensor:
+        """The inputs of the output layer [B, L, D]. Segments are those of an evaluation."""
+        segment, stream, found = self.config.segment, None if self.training else self.made_of_weights()[0], {}
         for part in state.parts:
-            tokens, pieces = input_ids[part.rows, part.skip :], []
+            own, pieces = seen[part.rows[0]], []
+            tokens = input_ids[part.rows][:, own]
             for piece in tokens.split(segment, dim=1):
                 if stream:
                     hidden, part.state = stream.hidden(piece, part.state, min(tokens.shape[1], segment))
                 else:
                     hidden, part.state = self.network.read(piece, part.state, self.config.memory)
                 pieces.append(hidden)
-            found[part.rows, part.skip :] = torch.cat(pieces, dim=1)
-        return found
+            last = (own.cumsum(dim=0) - 1).clamp(min=0)  # of the tokens up to each place
+            found |= zip(part.rows, torch.cat(pieces, dim=1)[:, last], strict=True)
+        return torch.stack([found[row] for row in range(len(input_ids))])
 
-    def mix(self, input_ids: Tensor, hidden: Tensor, log_p: Tensor, state: ParState) -> Tensor:
-        """The log-probabilities [B, K, V] of the mixture, for the last K = log_p.shape[1] positions."""
-        states, found = hidden.float().cpu().numpy(), log_p.float().cpu().numpy().copy()
-        first = input_ids.shape[1] - found.shape[1]
-        for part in state.parts:
-            for row in part.rows:
-                for place, token in enumerate(input_ids[row, part.skip :].tolist(), start=part.skip):
-                    state.streams[row].add(token, states[row, place])
-                    if place >= first:
-                        mixed = state.streams[row].mix(found[row, place - first])
-                        found[row, place - first] = np.log(np.maximum(mixed, np.finfo(np.float32).tiny))
+    def mix(
+        self, input_ids: Tensor, seen: Tensor, hidden: Tensor, log_p: Tensor, places: list[int], state: ParState
+    ) -> Tensor:
+        """The log-probabilities of the mixture [B, K, V] at K places."""
+        states, network = hidden.float().cpu().numpy(), log_p.float().cpu().numpy()
+        found, smallest = np.empty_like(network), np.finfo(np.float32).tiny
+        for row, stream in enumerate(state.streams):
+            for place, (token, is_seen) in enumerate(zip(input_ids[row].tolist(), seen[row].tolist(), strict=True)):
+                if is_seen:
+                    stream.add(token, states[row, place])
+                for index in (index for index, kept in enumerate(places) if kept == place):
+                    if stream.read:
+                        found[row, index] = np.log(np.maximum(stream.mix(network[row, index]), smallest))
+                    else:  # padding before the text
+                        found[row, index] = network[row, index]
         return torch.from_numpy(found).to(log_p)
 
     def made_of_weights(self) -> tuple[StreamModel, Distribution | None]:
         """What evaluation needs, made anew after each change of the weights."""
-        now = [(own.data_ptr(), own._version) for own in (*self.network.parameters(), *self.buffers())]
+        now = [(own.data_ptr(), own._version) for own in (*self.parameters(), *self.buffers())]
         if self.made[0] != now:
             stream = StreamModel(self.network, self.config.segment + self.config.memory)
             self.made = now, (stream, self.mixture and self.mixture.distribution())

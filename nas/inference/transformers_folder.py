@@ -15,6 +15,8 @@ from nas.core.pattern import resolve_block
 from nas.data.vocabulary import UNKNOWN, Vocabulary
 from nas.inference.language_model import LanguageModel
 from nas.mixture.cache import decays_of
+from nas.mixture.mixture import FITTED
+from nas.retraining.weights import EXPORT_CONFIG, WEIGHTS
 from nas.training.build import backbone_options, block_config
 from nas.training.evaluation import evaluation_lengths
 
@@ -152,25 +154,28 @@ def write_transformers(model: LanguageModel, tokenizer, folder: Path, training: 
         "AutoConfig": "modeling_par.ParConfig",
         "AutoModelForCausalLM": "modeling_par.ParForCausalLM",
     }
+    config.pad_token_id = config.eos_token_id = None
+    config.bos_token_id = model.tokenizer.line_end
     own = ParForCausalLM(config).eval()
     weights = {f"network.{name}": weight for name, weight in model.module.state_dict().items()}
     own.load_state_dict(weights | {f"mixture.array_{name}": array for name, array in arrays.items()})
-    own.generation_config = GenerationConfig(max_new_tokens=100, pad_token_id=model.tokenizer.size)
+    ids = {"bos_token_id": model.tokenizer.line_end, "pad_token_id": model.tokenizer.size}
+    own.generation_config = GenerationConfig(**ids)
     own.save_pretrained(folder)
+    (folder / WEIGHTS).chmod((folder / EXPORT_CONFIG).stat().st_mode)  # Transformers lets only its owner read it
     named = {"pad_token": PAD, "padding_side": "left", "clean_up_tokenization_spaces": False}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
     write_text(folder / CODE, model_code())
 
 
 def mixture_of(model: LanguageModel) -> tuple[dict, dict[str, torch.Tensor]]:
-    """The settings for ParConfig, and the arrays."""
+    """The settings for ParConfig, and the bytes of the arrays."""
     mixture = model.mixture
-    arrays = {name: torch.tensor(getattr(mixture, name), dtype=torch.float32) for name in ("gate", "bounds")}
-    arrays["projection"] = torch.tensor(mixture.projection, dtype=torch.float32)
+    arrays = {name: np.ascontiguousarray(getattr(mixture, name)) for name in FITTED}
     if mixture.counts:
         with np.load(mixture.file) as content:
-            arrays |= {name: torch.from_numpy(content[name]) for name in content.files}
-    shapes = {name: [str(own.dtype).removeprefix("torch."), [*own.shape]] for name, own in arrays.items()}
+            arrays |= dict(content)
     names = "states", "cache", "counts", "vocab_size"
     settings = {name: getattr(mixture, name) for name in names} | {"decays": decays_of(mixture.cache)}
-    return settings | {"arrays": shapes}, arrays
+    settings["arrays"] = {name: [own.dtype.name, [*own.shape]] for name, own in arrays.items()}
+    return settings, {name: torch.from_numpy(own.reshape(-1).view(np.uint8).copy()) for name, own in arrays.items()}
