@@ -5,14 +5,12 @@ which are full. One thread, one row; medians over rounds in which all ways take 
 
 - nas.generate: the network and the drawing of a token, without a mixture. The other ratios are to it.
 - onnx, onnx-int8: `nas.export --format onnx`. aoti: AOTInductor's package of the same function, for full memories.
-- executorch: a .pte with XNNPACK, also for full memories; only if the package executorch is installed.
 """
 
 import argparse
 import json
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -65,15 +63,6 @@ def ways_of(short: str, folder: Path) -> dict[str, tuple]:
         package = Path(torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "model.pt2")))
         loaded = torch._inductor.aoti_load_package(str(package))
         ways["aoti"] = (lambda: loaded(token, state=state)), package.stat().st_size
-        if find_spec("executorch"):
-            from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-            from executorch.exir import to_edge_transform_and_lower
-            from executorch.runtime import Runtime
-
-            lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).to_executorch()
-            (file := folder / "model.pte").write_bytes(lowered.buffer)
-            method = Runtime.get().load_program(file).load_method("forward")
-            ways["executorch"] = (lambda: method.execute([token, *state.values()])), file.stat().st_size
     return ways
 
 
