@@ -137,6 +137,10 @@ def test_texts_padding_and_segments_have_the_figures_of_the_run(made, loaded):
     assert tokenizer(TEXT).input_ids == ids[0].tolist()
     whole = log_p(model, ids)
     np.testing.assert_allclose(-whole[0].numpy(), score.nll[1:], rtol=0, atol=1e-5)
+    for more in range(1, 8):  # it ends at each place of a segment
+        text = TEXT + "\n" * more
+        ended = log_p(model, tokens_of(own, text))[0].numpy()
+        np.testing.assert_allclose(-ended, own.score(text).nll[1:], rtol=0, atol=1e-5)
     # In segments, with the state.
     state, parts = None, []
     for piece in ids[:, : ids.shape[1] // 8 * 8].split(8, dim=1):
