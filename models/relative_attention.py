@@ -23,7 +23,7 @@ def cache_tensors(maxsize: int | None = None) -> Callable:
     """
 
     def decorate(function):
-        cached, kept = lru_cache(maxsize)(function), []
+        cached, kept = lru_cache(maxsize)(torch.inference_mode(False)(function)), []  # for backward passes, too
 
         @wraps(function)
         def choose(*arguments, **named):

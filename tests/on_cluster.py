@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 PORT, MEMORY = 6399, 80_000_000  # of the objects of Ray, which this project does not use; bytes
@@ -64,7 +65,8 @@ def kill_tree(process: subprocess.Popen) -> None:
     for pid in found:
         found += [child for child, parent in parents.items() if parent == pid]
     for pid in found:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended
+            os.kill(pid, signal.SIGKILL)
 
 
 def killed(folder: Path, command: list[str]) -> int:

@@ -173,6 +173,12 @@ def test_texts_padding_and_segments_have_the_figures_of_the_run(made, loaded):
     labels = ids.clone()
     labels[:, :5] = -100
     torch.testing.assert_close(model(input_ids=ids, labels=labels).loss, -whole[:, 4:].mean())
+    for texts in (["\nthe old"], ["\nthe old", TEXT]):  # with padding, whose labels are no targets
+        batch = tokenizer(texts, return_tensors="pt", padding=True)
+        labels = batch.input_ids.masked_fill(batch.attention_mask == 0, -100)
+        if len(texts) > 1:
+            labels[1] = -100
+        torch.testing.assert_close(model(**batch, labels=labels).loss, -log_p(model, tokens_of(own, texts[0])).mean())
 
 
 def test_generation_draws_what_the_run_draws(made, loaded):
@@ -195,6 +201,14 @@ def test_generation_draws_what_the_run_draws(made, loaded):
     state = begun.get("cache", begun.get("past_key_values"))
     (more,) = model.generate(begun.sequences, cache=state, max_new_tokens=4, do_sample=False)
     assert more.tolist() == model.generate(**ids, max_new_tokens=7, do_sample=False)[0].tolist()
+    # Rows end at different steps.
+    several = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": found[0, -3].item()}
+    for row, ended in enumerate(model.generate(**batch, **several)):
+        (alone,) = model.generate(**tokenizer(texts[row], return_tensors="pt"), **several)
+        new = alone[len(tokenizer(texts[row]).input_ids) :].tolist()
+        assert ended[batch.input_ids.shape[1] :][: len(new)].tolist() == new
+    (empty,) = model.generate(**tokenizer("", return_tensors="pt"), max_new_tokens=9, do_sample=False)
+    assert tokenizer.decode(empty) == own.generate("", tokens=9, temperature=0)
     short = tokenizer("\nthe", return_tensors="pt")
     several = {"max_new_tokens": 4, "use_cache": False, "do_sample": False}
     assert (
@@ -336,9 +350,18 @@ for text in texts * 4:
 given = TrainingArguments(out, max_steps=2, learning_rate=0.01, report_to="none", use_cpu=True, save_strategy="no")
 before = model.network.embedding.weight.clone()
 trainer = Trainer(model, given, train_dataset=rows)
-first = trainer.evaluate(rows)["eval_loss"]
+
+
+def loss_in_training():
+    torch.manual_seed(0)
+    with torch.no_grad():
+        inputs = {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+        return model.train()(**inputs).loss
+
+
+first, judged = loss_in_training(), trainer.evaluate(rows)["eval_loss"]
 trainer.train()
-assert trainer.evaluate(rows)["eval_loss"] < first
+assert loss_in_training() < first and trainer.evaluate(rows)["eval_loss"] != judged
 assert not torch.equal(before, model.network.embedding.weight)
 trainer.save_model(out)
 tokenizer.save_pretrained(out)

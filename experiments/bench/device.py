@@ -3,8 +3,9 @@
 The networks are those that searches found on WikiText-2, with random weights, a memory and a segment of 128 positions,
 which are full. One thread, one row; medians over rounds in which all ways take turns:
 
-- nas.generate: the network and the drawing of a token, without a mixture. The other ratios are to it.
-- onnx, onnx-int8: `nas.export --format onnx`. aoti: AOTInductor's package of the same function, for full memories.
+- nas.generate: the network and the drawing of a token, without a mixture. The other ways do not draw. Ratios are to it.
+- onnx, onnx-int8: the graph of `nas.export --format onnx-int8`, before and after its weights are rounded.
+- aoti: AOTInductor's package of the same function, for full memories.
 """
 
 import argparse

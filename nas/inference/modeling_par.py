@@ -163,26 +163,31 @@ class ParForCausalLM(PreTrainedModel, GenerationMixin):
         **others,
     ) -> CausalLMOutputWithPast:
         """input_ids [B, L]: the next tokens of each row. attention_mask [B, >= L]: zeros are padding, at any place; the
-        logits there are those of the token before. Without it the padding token is padding. Logits [B, L, V] are
-        log-probabilities.
+        logits there are those of the token before. Without it the padding token is padding. In later calls it stands in
+        rows that have ended. Logits [B, L, V] are log-probabilities.
 
         cache: the state that the call before returned; it changes. labels [B, L]: as input_ids, or -100; the loss is
         that of labels[:, 1:]. logits_to_keep: the number of last positions that get logits, 0 for all of them, or their
         indices; not with labels. Raises ValueError for other inputs than tokens, and for padding after the first call.
         """
-        if input_ids is None or not input_ids.numel():
-            raise ValueError("give input_ids with one token or more: inputs_embeds are not possible")
+        if input_ids is None:
+            raise ValueError("give input_ids: inputs_embeds are not possible")
         if self.dtype == torch.float16:
             raise ValueError("float16 cannot hold the numbers of this model; give bfloat16 or float32")
         state, vocabulary = cache if cache is not None else past_key_values, self.config.vocab_size
+        columns = input_ids.shape[1]
+        if not columns:  # an empty prompt
+            input_ids, attention_mask = input_ids.new_full((len(input_ids), 1), vocabulary, dtype=torch.int64), None
         seen = input_ids < vocabulary
         if attention_mask is not None:
-            seen = seen & (attention_mask[:, -input_ids.shape[1] :] > 0)
+            seen = seen & (attention_mask[:, -columns:] > 0)
         if state is None:
             input_ids, seen = self.begin_empty_rows(input_ids, seen)
             state = self.begin(seen)
-        elif not seen.all():
-            raise ValueError("padding is possible in the first call only, without a cache")
+        elif attention_mask is not None and not (attention_mask[:, -columns:] > 0).all():
+            raise ValueError("an attention_mask may hold padding in the first call only, without a cache")
+        else:
+            input_ids, seen = input_ids.masked_fill(~seen, 0), torch.ones_like(seen)
         with torch.set_grad_enabled(self.training and torch.is_grad_enabled()):
             hidden = self.read(input_ids, seen, state)
             places = torch.arange(input_ids.shape[1], device=input_ids.device)
@@ -192,10 +197,11 @@ class ParForCausalLM(PreTrainedModel, GenerationMixin):
             log_p = self.network.head.log_probabilities(kept.flatten(0, 1)).unflatten(0, kept.shape[:2])
         if state.streams:
             log_p = self.mix(input_ids, seen, hidden, log_p, places.tolist(), state)
-        state.length += input_ids.shape[1]
+        state.length += columns
         loss = None
         if labels is not None:
-            labels = labels.masked_fill(labels >= vocabulary, -100)
+            # The first token of a row has nothing before it that predicts it.
+            labels = labels.masked_fill((labels >= vocabulary) | (seen.cumsum(dim=1) <= 1), -100)
             loss = self.loss_function(logits=log_p, labels=labels, vocab_size=vocabulary, **others)
         state = None if self.training or use_cache is False else state
         output = CausalLMOutputWithPast(loss=loss, logits=log_p, **{CARRIED: state})
@@ -253,7 +259,7 @@ class ParForCausalLM(PreTrainedModel, GenerationMixin):
         return torch.from_numpy(found).to(log_p)
 
     def made_of_weights(self) -> tuple[StreamModel, Distribution | None]:
-        """What evaluation needs, made anew after each change of the weights."""
+        """What evaluation needs, made anew after changes of weights; those by `.data` show after eval() or train()."""
         now = [(own.data_ptr(), own._version) for own in (*self.parameters(), *self.buffers())]
         if self.made[0] != now:
             stream = StreamModel(self.network, self.config.segment + self.config.memory)

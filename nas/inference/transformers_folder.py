@@ -24,7 +24,7 @@ CODE = "modeling_par.py"
 FIND_CLASS = 'getattr(import_module(f"models.operations.{file}"), class_name)', "globals()[class_name]"
 PAD = "<\ufdd0pad>"  # has a code point that no text has
 SPACES = "".join(letter for letter in map(chr, range(0x3001)) if letter.isspace())  # as str.split()
-CHECKED = 2000  # lines that both tokenizers read
+CHECKED = 2000  # lines of random pieces that both tokenizers read
 
 
 def model_code() -> str:
@@ -119,11 +119,11 @@ def bpe_of(vocabulary: Vocabulary) -> tuple[dict[str, int], list[tuple[str, str]
 
 
 def check_ids(tokenizer, vocabulary: Vocabulary) -> None:
-    """Raises InputError if random text has other ids."""
+    """Raises InputError if a piece by itself, or between others, or random text has other ids."""
     generator, pieces = np.random.default_rng(0), [piece for piece in vocabulary.pieces() if piece]
-    for _ in range(CHECKED):
-        drawn = generator.choice(len(pieces), size=generator.integers(1, 20))
-        text = b"".join(pieces[place] for place in drawn).decode(errors="ignore")
+    drawn = (generator.choice(len(pieces), size=generator.integers(1, 20)) for _ in range(CHECKED))
+    texts = [b"a%ba" % piece for piece in pieces] + [b"".join(map(pieces.__getitem__, places)) for places in drawn]
+    for text in (text.decode(errors="ignore") for text in texts):
         if tokenizer.encode(text).ids != vocabulary.encode(text).tolist():
             raise InputError(f"a tokenizer of Transformers gives other ids than this vocabulary for {text!r}")
 

@@ -26,7 +26,17 @@ from nas.data.corpus import Corpus, prepare
 from nas.jobs.engines import open_engine
 from nas.search.candidate_costs import SINGLE_TOKEN, Candidates, candidates_of, count_costs, find_costs, open_candidates
 from nas.search.pace import Pace
-from nas.search.space import Network, NetworkCosts, cheapest, first_candidates, make_network, read_network, with_sizes
+from nas.search.space import (
+    Network,
+    NetworkCosts,
+    cheapest,
+    first_candidates,
+    make_network,
+    read_network,
+    simple_patterns,
+    with_sizes,
+    within_budget,
+)
 from nas.search.strategy import EQUAL_LOSS, LONG_ENOUGH, Strategy, successive_halving
 from nas.search.trials import (
     BATCH,
@@ -121,8 +131,13 @@ def open_search(config: Config, folder: Path, runtime: Runtime, seconds: float =
         budget /= costs.reference_cost
     limit = budget * costs.reference_cost
     networks = first_candidates(config, tables, limit)
-    if not networks and first_candidates(config, {s: replace(one, room=None) for s, one in tables.items()}, limit):
-        raise InputError(no_room(candidates, tables))
+    fitting = [
+        make_network(*shape, blocks)
+        for shape, table in (tables.items() if not networks else ())
+        for blocks in filter(within_budget(replace(table, room=None), limit), chain(*simple_patterns(config)))
+    ]
+    if fitting:
+        raise InputError(no_room(candidates, tables, fitting))
     if not networks:
         least, shape = min((cheapest(config, table), shape) for shape, table in tables.items())
         own = tables[shape].mixture
@@ -135,16 +150,17 @@ def open_search(config: Config, folder: Path, runtime: Runtime, seconds: float =
     return Strategy(Trials(config, candidates.corpora, folder, runtime, engine), costs, budget, networks)
 
 
-def no_room(candidates: Candidates, tables: dict) -> str:
-    """Why no network is within search.size.target, with the smallest size that has one. tables: of each shape."""
+def no_room(candidates: Candidates, tables: dict, networks: list[Network]) -> str:
+    """Why no network is within search.size.target, with the smallest size that has one. tables: of each shape.
+    networks: those that fit otherwise.
+    """
     config = candidates.config
     target, counts = config.search.size.target, config.mixture.size or 0
     grows, size = counts == int(COUNTS_SHARE * target), 0  # else it is given
-    single = [SINGLE_TOKEN * pieces if counts else 0 for pieces, _ in tables]
-    if not grows and counts < min(single):
-        smallest = math.ceil(min(single) / 1000)
-        return f"mixture.size={counts} has no room for the counts of single tokens; give {smallest}kB or more"
-    while (least := least_size(candidates, tables, single, None if grows else counts)) > size:
+    if not grows and counts < (least := min(SINGLE_TOKEN * pieces for pieces, *_ in networks)):
+        least = math.ceil(least / 1000)
+        return f"mixture.size={counts} has no room for the counts of single tokens; give {least}kB or more"
+    while (least := least_size(candidates, tables, networks, None if grows else counts)) > size:
         size = 1000 * math.ceil(least / 1000)
         own = replace(config.search, size=replace(config.search.size, target=size))  # auto depends on it
         candidates = replace(candidates, config=replace(config, search=own))
@@ -152,18 +168,18 @@ def no_room(candidates: Candidates, tables: dict) -> str:
     return f"no network is within {given}; give {size // 1000}kB or more"
 
 
-def least_size(candidates: Candidates, tables: dict, single: list[float], counts: int | None) -> float:
-    """The least search.size.target with room for a network. single: the least bytes of counts of each shape; counts:
-    their bytes; None: COUNTS_SHARE.
-    """
-    names, found = candidates.config.search.operations, []
-    blocks = 0 if "identity" in names else candidates.config.model.blocks
-    for (shape, table), own in zip(tables.items(), single, strict=True):
-        needed = bytes_beside(candidates.configs[shape], candidates.corpora[shape[0]])
-        needed += blocks * min(map(table.bytes.__getitem__, names))
+def least_size(candidates: Candidates, tables: dict, networks: list[Network], counts: int | None) -> float:
+    """The least search.size.target with room for one of the networks. counts: their bytes; None: COUNTS_SHARE."""
+    found, beside = [], {}
+    for *shape, blocks in networks:
+        shape = tuple(shape)
+        if shape not in beside:
+            beside[shape] = bytes_beside(candidates.configs[shape], candidates.corpora[shape[0]])
+        needed = beside[shape] + sum(map(tables[shape].bytes.__getitem__, blocks))
+        single = SINGLE_TOKEN * shape[0] if candidates.config.mixture.counts else 0
         if counts is None:
-            found.append(max(needed / (1 - COUNTS_SHARE), own / COUNTS_SHARE))
-        elif own <= counts:
+            found.append(max(needed / (1 - COUNTS_SHARE), single / COUNTS_SHARE))
+        elif single <= counts:
             found.append(needed + counts)
     return min(found)
 

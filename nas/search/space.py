@@ -75,20 +75,25 @@ def candidate_sizes(config: Config, vocab_size: int, text_bytes: int) -> list[tu
     return list(product(*(sorted({*auto, own} if it == "auto" else {*it}) or [own] for it, auto, own in given)))
 
 
-def first_candidates(config: Config, tables: dict[tuple[int, int], CostTable], limit: float) -> list[Network]:
-    """The candidates of at most a cost from which a search climbs: of each pair of sizes its interleaved networks, or
-    if there are none, those of one operation, or the one without blocks. With identity among the operations, they have
-    at most model.blocks blocks, else exactly as many. tables: costs of each vocabulary and width.
+def simple_patterns(config: Config) -> list[list[list[str]]]:
+    """Interleaved patterns, those of one operation, and the one without blocks. With identity among the operations,
+    they have at most model.blocks blocks, else exactly as many.
     """
     operations, most = config.search.operations, config.model.blocks
     depths = range(1, most + 1) if "identity" in operations else [most]
     plain = [interleaved(depth) for depth in depths] if {*interleaved(2)} <= {*operations} else []
-    uniform, found = [[name] * depth for name in operations if name != "identity" for depth in depths], []
+    uniform = [[name] * depth for name in operations if name != "identity" for depth in depths]
+    return [plain, uniform, [[]] if "identity" in operations else []]
+
+
+def first_candidates(config: Config, tables: dict[tuple[int, int], CostTable], limit: float) -> list[Network]:
+    """The candidates of at most a cost from which a search climbs: of each pair of sizes its interleaved networks, or
+    the next of simple_patterns(). tables: costs of each vocabulary and width.
+    """
+    found = []
     for shape, table in tables.items():
-        affordable = within_budget(table, limit)
-        none = [[]] if "identity" in operations else []
-        patterns = [*filter(affordable, plain)] or [*filter(affordable, uniform)] or filter(affordable, none)
-        found += [make_network(*shape, blocks) for blocks in patterns]
+        fitting = ([*filter(within_budget(table, limit), group)] for group in simple_patterns(config))
+        found += [make_network(*shape, blocks) for blocks in next(filter(None, fitting), [])]
     return found
 
 
