@@ -1,7 +1,8 @@
 """A model as a function of a piece of a stream and its state, and a reader of single tokens.
 
-Shape letters as in models/relative_attention.py. A state is flat: it has `start`, the number of positions read, and
-`last` [B, T], the last tokens for n-grams, if the model needs them, and NAME_N for each NAME of the state of block N.
+Shape letters as in models/relative_attention.py. A state is flat. `start`: the positions read, if masks or a grid need
+them. `last` [B, T]: the last tokens, with n-grams. `filled`: the positions read, if sizes are fixed. NAME_N: each NAME
+of the state of block N. `start` and `filled` are single numbers.
 """
 
 import torch

@@ -82,7 +82,7 @@ def test_a_cluster_that_cannot_train_is_refused_in_one_line(tmp_path, small_yaml
         ("nowhere", "jobs.cluster=127.0.0.1:6399: no Ray cluster answers; start it with `ray start --head`"),
         ("torch", f"node two: torch is 9.9, and here {torch.__version__}"),
         ("text", f"node two does not see the text {text}/t"),
-        ("gpu", "no node has a CPU and a GPU free; wait for other programs, which `ray status` shows"),
+        ("gpu", "the cluster has not a CPU and a GPU free; wait for other programs, which `ray status` shows"),
     ):
         said = (tmp_path / f"{case}.txt").read_text()
         lines = [line for line in said.splitlines() if line and "network_util.cc" not in line]

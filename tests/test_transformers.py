@@ -203,10 +203,14 @@ def test_generation_draws_what_the_run_draws(made, loaded):
     assert more.tolist() == model.generate(**ids, max_new_tokens=7, do_sample=False)[0].tolist()
     # Rows end at different steps.
     several = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": found[0, -3].item()}
-    for row, ended in enumerate(model.generate(**batch, **several)):
+    lengths, drawn = set(), model.generate(**batch, **several)
+    most = drawn.shape[1] - batch.input_ids.shape[1]
+    for row, ended in enumerate(drawn):
         (alone,) = model.generate(**tokenizer(texts[row], return_tensors="pt"), **several)
         new = alone[len(tokenizer(texts[row]).input_ids) :].tolist()
-        assert ended[batch.input_ids.shape[1] :][: len(new)].tolist() == new
+        lengths.add(len(new))
+        assert ended[batch.input_ids.shape[1] :].tolist() == new + [tokenizer.pad_token_id] * (most - len(new))
+    assert len(lengths) > 1
     (empty,) = model.generate(**tokenizer("", return_tensors="pt"), max_new_tokens=9, do_sample=False)
     assert tokenizer.decode(empty) == own.generate("", tokens=9, temperature=0)
     short = tokenizer("\nthe", return_tensors="pt")
@@ -240,6 +244,7 @@ def test_other_numbers_and_changed_weights(folder, loaded):
         wide, found = model(**ids).logits, narrow(**ids).logits
     assert found.dtype == torch.bfloat16 and (found.float() - wide).exp().sub(1).abs().mean() < 0.1
     narrow.train()(**ids, labels=ids.input_ids).loss.backward()
+    assert all(own.grad.isfinite().all() for own in narrow.parameters() if own.grad is not None)
     with pytest.raises(ValueError, match="give bfloat16 or float32"):
         narrow.half()(**ids)
     changed = pickle.loads(pickle.dumps(model))

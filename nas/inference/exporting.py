@@ -1,4 +1,4 @@
-"""Write a folder with everything that another person needs to use a trained model, and nothing that runs code."""
+"""Write a folder with all that another person needs to use a trained model. Only the formats par hold no code."""
 
 import json
 import shutil
@@ -33,8 +33,9 @@ TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
 def export(run: Path, out: Path, form: str = "par") -> list[str]:
-    """Export a finished training. form: one of FORMATS; int8 needs the text. Returns lines about graph and quality.
+    """Export a finished training. Returns lines about graph and quality.
 
+    form: one of nas.export.FORMATS; those that end in int8 need the text of the training.
     Raises InputError if the run has not finished, if the folder is not empty, if the text has changed, or as
     write_graph() and prepare().
     """
@@ -42,15 +43,15 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
         raise InputError(f"{run} {missing_training(run)}")
     if out.exists() and (not out.is_dir() or {entry.name for entry in out.iterdir()} - OTHERS):
         raise InputError(f"--out {out} is not an empty folder; give another one")
-    is_graph, is_int8, has_code = form.startswith("onnx"), form.endswith("int8"), form == "transformers"
+    is_graph, is_int8, for_transformers = form.startswith("onnx"), form.endswith("int8"), form == "transformers"
     if is_graph:
         check_onnx()
-    if has_code:
+    if for_transformers:
         check_package("transformers", "--format transformers", "transformers")
     model, lines, compared = load_model(run, "cpu"), [], []
-    if is_graph or has_code:
+    if is_graph or for_transformers:
         stream_model(model)  # it refuses a model before a file is written
-    tokenizer = fast_tokenizer(model.tokenizer) if has_code else None
+    tokenizer = fast_tokenizer(model.tokenizer) if for_transformers else None
     if is_int8:
         corpus = Corpus(prepare(model.config.data))
         check_text(run, data_digests(corpus.meta))
@@ -58,11 +59,11 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     model.tokenizer.save(out / VOCABULARY)
-    if model.mixture and not has_code:
+    if model.mixture and not for_transformers:
         model.mixture.save(out / MIXTURE)
     if model.mixture and is_graph:
         shutil.copy(DISTRIBUTION, out)
-    if has_code:
+    if for_transformers:
         write_transformers(model, tokenizer, out, exported_config(model, ""))
     elif not is_graph:
         parameters = model.module.named_parameters() if model.module else ()

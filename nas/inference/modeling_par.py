@@ -162,13 +162,15 @@ class ParForCausalLM(PreTrainedModel, GenerationMixin):
         return_dict: bool = True,
         **others,
     ) -> CausalLMOutputWithPast:
-        """input_ids [B, L]: the next tokens of each row. attention_mask [B, >= L]: zeros are padding, at any place; the
-        logits there are those of the token before. Without it the padding token is padding. In later calls it stands in
-        rows that have ended. Logits [B, L, V] are log-probabilities.
+        """input_ids [B, L]: the next tokens of each row. Ids from V on are padding, and so are zeros of attention_mask
+        [B, >= L], at any place; the logits there are those of the token before. In later calls generate() gives a
+        padding id to rows that have ended. Logits [B, L, V] are log-probabilities.
 
-        cache: the state that the call before returned; it changes. labels [B, L]: as input_ids, or -100; the loss is
-        that of labels[:, 1:]. logits_to_keep: the number of last positions that get logits, 0 for all of them, or their
-        indices; not with labels. Raises ValueError for other inputs than tokens, and for padding after the first call.
+        cache, or past_key_values before Transformers 5.24: the state that the call before returned; it changes.
+        use_cache=False: none is returned. labels [B, L]: as input_ids, or -100; the loss is that of labels[:, 1:].
+        logits_to_keep: the number of last positions that get logits, 0 for all of them, or their indices; labels need
+        all. Raises ValueError without input_ids, in float16, for an empty text without a line end, and for an
+        attention_mask with padding in later calls.
         """
         if input_ids is None:
             raise ValueError("give input_ids: inputs_embeds are not possible")

@@ -21,8 +21,9 @@ from nas.training.build import backbone_options, block_config
 from nas.training.evaluation import evaluation_lengths
 
 CODE = "modeling_par.py"
+# In one file, the registry finds classes there.
 FIND_CLASS = 'getattr(import_module(f"models.operations.{file}"), class_name)', "globals()[class_name]"
-PAD = "<\ufdd0pad>"  # has a code point that no text has
+PAD = "<\ufdd0pad>"  # a noncharacter: hardly any text has it
 SPACES = "".join(letter for letter in map(chr, range(0x3001)) if letter.isspace())  # as str.split()
 CHECKED = 2000  # lines of random pieces that both tokenizers read
 
@@ -106,7 +107,7 @@ def bpe_of(vocabulary: Vocabulary) -> tuple[dict[str, int], list[tuple[str, str]
         elif processor.is_byte(index):
             key = processor.id_to_piece(index)
         elif processor.is_control(index) or processor.is_unknown(index):
-            key = f"<\ufdd0{index}>"  # no text has it
+            key = f"<\ufdd0{index}>"  # hardly any text has it
         else:
             key = text.decode()
             scores[key] = processor.get_score(index)
@@ -154,7 +155,7 @@ def write_transformers(model: LanguageModel, tokenizer, folder: Path, training: 
         "AutoConfig": "modeling_par.ParConfig",
         "AutoModelForCausalLM": "modeling_par.ParForCausalLM",
     }
-    config.pad_token_id = config.eos_token_id = None
+    config.pad_token_id = config.eos_token_id = None  # Transformers warns of ids outside the vocabulary here
     config.bos_token_id = model.tokenizer.line_end
     own = ParForCausalLM(config).eval()
     weights = {f"network.{name}": weight for name, weight in model.module.state_dict().items()}

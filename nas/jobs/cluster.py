@@ -21,14 +21,14 @@ from nas.jobs.tasks import ROOT, Ended, Task
 
 # Seconds that resources of an earlier program may take to become free, and that a cluster may take to answer
 FREE_S, ANSWER_S = 10, 5
-INTERRUPTED = 130
+INTERRUPTED = 130  # exit status after a Ctrl-C
 
 
 class ClusterEngine:
     """The nodes of jobs.cluster. A task has a GPU, if the cluster has any, and train.threads CPUs.
 
-    folder: of the runs. Raises InputError if there is no cluster, if a node lacks or has other files or versions than
-    this machine, or if no CPU or GPU is free.
+    folder: of the runs. Raises InputError without Ray or a cluster, if no node is large enough or answers, if a node
+    lacks files or has other versions than this machine, or if the cluster has no CPU or GPU free.
     """
 
     def __init__(self, config: Config, folder: Path):
@@ -48,8 +48,8 @@ class ClusterEngine:
         self.options = {"max_retries": 0, "max_calls": 0} | {
             f"num_{kind.lower()}s": n for kind, n in self.needs.items()
         }
-        self.start = ray.remote(**self.options)(run_on_node)
-        able = {node["NodeID"]: min(count(node, kind) // most for kind, most in self.needs.items()) for node in nodes}
+        self.runner = ray.remote(**self.options)(run_on_node)
+        able = {node["NodeID"]: min(count(node, kind) // need for kind, need in self.needs.items()) for node in nodes}
         cpus = self.needs["CPU"]
         what = (f"{cpus} CPUs" if cpus > 1 else "a CPU") + " and a GPU" * on_gpu
         if not any(able.values()):
@@ -103,11 +103,11 @@ class ClusterEngine:
                     one.rmdir()
 
     def wait_until_free(self, what: str) -> None:
-        """Raises InputError if other programs use all that a task needs."""
+        """Raises InputError if other programs use what a task needs, summed over nodes: a large one may wait longer."""
         until = time.monotonic() + FREE_S
-        while any(self.ray.available_resources().get(kind, 0) < most for kind, most in self.needs.items()):
+        while any(self.ray.available_resources().get(kind, 0) < need for kind, need in self.needs.items()):
             if time.monotonic() > until:
-                raise InputError(f"no node has {what} free; wait for other programs, which `ray status` shows")
+                raise InputError(f"the cluster has not {what} free; wait for other programs, which `ray status` shows")
             time.sleep(POLL_S)
 
     def warm_up(self) -> None:
@@ -118,7 +118,7 @@ class ClusterEngine:
 
     def run(self, task: Task, place: str | None, stop: threading.Event) -> Ended:
         ray, errors = self.ray, self.ray.exceptions
-        running = self.start.remote(str(ROOT), task.command, str(task.log.absolute()), str(Path.cwd()))
+        running = self.runner.remote(str(ROOT), task.command, str(task.log.absolute()), str(Path.cwd()))
         stopped = False
         while not ray.wait([running], timeout=POLL_S)[0]:
             if stop.is_set() and not stopped:

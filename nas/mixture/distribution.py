@@ -7,14 +7,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-LARGEST = 1e200  # unit of counts, which are in units of the present weight
+LARGEST = 1e200  # unit of counts: new ones weigh more, so that old ones decay; beyond it all are divided
 SHARPNESS = 10.0  # of the cache of states
 
 
 class Distribution:
     """The parts beside a network, and the gate.
 
-    settings: the content of mixture.json. counts: the arrays of counts.npz; {} if the mixture has none.
+    settings: the content of mixture.json, with gate [F + D + 1, P], bounds [2, F], projection [D + 1, E] or [0]. Parts
+    are network, states, cache, counts; features those of cache (4 each), counts (3 * order - 2), states (2). counts:
+    the arrays of counts.npz; {} if the mixture has none.
     """
 
     def __init__(self, settings: dict, counts: dict):
@@ -40,7 +42,7 @@ class Distribution:
             part *= self.rest[node]
             part[self.last[found]] += self.share[found]
             if number := found.stop - found.start:
-                features[:] = 0
+                features[:] = 0  # those of the longest context are known
                 features[3 * length - 3 : 3 * length] = 1, np.log(number), self.rest[node]
                 features[-1] = np.log(self.rest[node] + 1e-4)
         return part, features
