@@ -1,8 +1,7 @@
 """A model as a function of a piece of a stream and its state, and a reader of single tokens.
 
-Shape letters as in models/relative_attention.py. A state is flat. `start`: the positions read, if masks or a grid need
-them. `last` [B, T]: the last tokens, with n-grams. `filled`: the positions read, if sizes are fixed. NAME_N: each NAME
-of the state of block N. `start` and `filled` are single numbers.
+Shape letters as in models/relative_attention.py. A state is flat. `start`, a number: the positions read, if masks, a
+grid or fixed sizes need them. `last` [B, T]: the last tokens, with n-grams. NAME_N: each NAME of the state of block N.
 """
 
 import torch
@@ -31,13 +30,11 @@ class StreamModel(nn.Module):
     def start(self, rows: int) -> dict[str, Tensor]:
         """The state of `rows` streams that begin."""
         model, state = self.model, {}
-        if model.stride > 1 or model.grid:
+        if model.stride > 1 or model.grid or self.fixed:
             state["start"] = torch.tensor(0)
         if model.ngrams:
             state["last"] = model.ngrams.begin(rows)
         room = self.context - 1 if self.fixed else 0
-        if self.fixed:
-            state["filled"] = torch.tensor(0)
         for index, operation in enumerate(self.operations):
             state |= {f"{name}_{index}": value for name, value in operation.begin(rows, room).items()}
         return state
@@ -53,29 +50,20 @@ class StreamModel(nn.Module):
     def hidden(self, tokens: Tensor, state: dict[str, Tensor], least: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         """As forward(), without the log-probabilities. least: as in segment()."""
         states, start = [{} for _ in self.operations], state.get("start", 0)
-        for key in state.keys() - {"start", "last", "filled"}:
+        for key in state.keys() - {"start", "last"}:
             name, _, index = key.rpartition("_")
             states[int(index)][name] = state[key]
-        filled = state.get("filled")
-        x, states, last = self.read(tokens, states, start, state.get("last"), least, filled)
+        x, states, last = self.read(tokens, states, start, state.get("last"), least)
         after = {"start": start + tokens.shape[1], "last": last}
-        if filled is not None:
-            after["filled"] = filled + tokens.shape[1]
         after |= {f"{name}_{index}": value for index, own in enumerate(states) for name, value in own.items()}
         return x, {name: after[name] for name in state}
 
     def read(
-        self,
-        tokens: Tensor,
-        states: list[State],
-        start: int | Tensor,
-        last: Tensor | None,
-        least: int = 0,
-        filled: Tensor | None = None,
+        self, tokens: Tensor, states: list[State], start: int | Tensor, last: Tensor | None, least: int = 0
     ) -> tuple[Tensor, list[State], Tensor | None]:
         """The inputs [B, L, D] of the output layer, the states of the blocks and the last tokens after the piece."""
         x, last = self.model.embed(tokens, start, last)
-        segment, after = self.segment(tokens, start, least)._replace(filled=filled), []
+        segment, after = self.segment(tokens, start, least), []
         for operation, state in zip(self.operations, states, strict=True):
             branch, state = operation(x, state, segment)
             x = x + branch
@@ -88,7 +76,8 @@ class StreamModel(nn.Module):
         least: a shorter piece has the memory of one of this length, as the end of a text has in an evaluation.
         """
         memory = self.context - (torch.sym_max(tokens.shape[1], least) if least else tokens.shape[1])
-        return Segment(self.encodings, start % self.model.stride, memory, self.context - 1, tokens)
+        filled = start if self.fixed else None
+        return Segment(self.encodings, start % self.model.stride, memory, self.context - 1, tokens, filled)
 
 
 class Decoder:

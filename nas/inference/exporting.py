@@ -48,7 +48,7 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
         check_onnx()
     if for_transformers:
         check_package("transformers", "--format transformers", "transformers")
-    model, lines, compared = load_model(run, "cpu"), [], []
+    model, lines = load_model(run, "cpu"), []
     if is_graph or for_transformers:
         stream_model(model)  # it refuses a model before a file is written
     tokenizer = fast_tokenizer(model.tokenizer) if for_transformers else None
@@ -74,18 +74,7 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
     else:
         difference = write_graph(model, out, fixed=is_int8)
         lines = [f"ONNX Runtime differs from PyTorch by at most {difference:.1g} nats for 1,000 random tokens"]
-    if is_int8:
-        print("evaluating float32 and int8 on valid, to which the mixture is fitted", flush=True)
-    if form == "par-int8":
-        for name, own in (("float32", model), ("int8", load_model(out, "cpu"))):
-            compared.append(f"{name}: {bits_on_valid(own, corpus):.4f} bits per byte on valid")
-    if form == "onnx-int8":
-        readers = {"float32": graph_reader(out)}
-        quantize_graph(out)
-        for name, found in evaluate_graphs(readers | {"int8": graph_reader(out)}, corpus).items():
-            metric = "word_perplexity" if found["word_perplexity_comparable"] else "perplexity"
-            quality = f"{metric.replace('_', ' ')} {found[metric]:.4g} on valid"
-            compared.append(f"{name}: {quality}, {found['ms_per_token']:.3f} ms for a token")
+    compared = compare_int8(model, out, corpus, is_graph) if is_int8 else []
     own, shape = shape_of(flat_config(model.config)), model.config.shape
     sizes = {name: resolve_block(name, shape)[1] for name in dict.fromkeys(model.pattern)}  # defaults may be others
     write_yaml(out / PATTERN, {"format": FORMAT, **own, "blocks": model.pattern, "sizes": sizes})
@@ -98,6 +87,21 @@ def export(run: Path, out: Path, form: str = "par") -> list[str]:
         entry.rename(final / entry.name)
     out.rmdir()
     return lines + compared
+
+
+def compare_int8(model: LanguageModel, out: Path, corpus: Corpus, is_graph: bool) -> list[str]:
+    """A line of quality for float32 and for int8. A graph in `out` is rounded; a folder of the format par is so."""
+    print("evaluating float32 and int8 on valid, to which the mixture is fitted", flush=True)
+    if not is_graph:
+        models = {"float32": model, "int8": load_model(out, "cpu")}
+        return [f"{name}: {bits_on_valid(own, corpus):.4f} bits per byte on valid" for name, own in models.items()]
+    readers, lines = {"float32": graph_reader(out)}, []
+    quantize_graph(out)
+    for name, found in evaluate_graphs(readers | {"int8": graph_reader(out)}, corpus).items():
+        metric = "word_perplexity" if found["word_perplexity_comparable"] else "perplexity"
+        quality = f"{metric.replace('_', ' ')} {found[metric]:.4g} on valid"
+        lines.append(f"{name}: {quality}, {found['ms_per_token']:.3f} ms for a token")
+    return lines
 
 
 def bits_on_valid(model: LanguageModel, corpus: Corpus) -> float:

@@ -18,7 +18,7 @@ from nas.data.sources import conversion_advice, count_words, has_zeros, is_text,
 from nas.data.vocabulary import VOCABULARY, Vocabulary, normalise
 from nas.inference.generation import Predictor, Sampling, TextWriter, generate_tokens, which_fit
 from nas.mixture.mixture import Mixture, load_mixture
-from nas.retraining.weights import read_trained, set_weights
+from nas.retraining.weights import CODE, read_trained, set_weights
 from nas.training.build import build_fixed
 from nas.training.device import Runtime, choose_runtime
 from nas.training.evaluation import NO_TEXT, NO_WORDS, evaluation_lengths, read_text, text_metrics
@@ -227,7 +227,7 @@ def load_model(path: str | Path, device: str = "auto") -> LanguageModel:
     path: the run folder of a training, or an exported folder. device: auto (a GPU if there is one), cpu or cuda.
     """
     trained = read_trained(Path(path))
-    if (Path(path) / "modeling_par.py").exists():
+    if (Path(path) / CODE).exists():
         raise InputError(f"{path} is for Transformers; give the run folder of the training")
     config = replace(trained.config, train=replace(trained.config.train, device=device, compile="never"))
     vocabulary, runtime = Vocabulary.load(Path(path) / VOCABULARY), choose_runtime(config.train)

@@ -248,12 +248,14 @@ class ParForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> Tensor:
         """The log-probabilities of the mixture [B, K, V] at K places."""
         states, network = hidden.float().cpu().numpy(), log_p.float().cpu().numpy()
-        found, smallest = np.empty_like(network), np.finfo(np.float32).tiny
+        found, smallest, wanted = np.empty_like(network), np.finfo(np.float32).tiny, {}
+        for index, place in enumerate(places):
+            wanted.setdefault(place, []).append(index)
         for row, stream in enumerate(state.streams):
             for place, (token, is_seen) in enumerate(zip(input_ids[row].tolist(), seen[row].tolist(), strict=True)):
                 if is_seen:
                     stream.add(token, states[row, place])
-                for index in (index for index, kept in enumerate(places) if kept == place):
+                for index in wanted.get(place, []):
                     if stream.read:
                         found[row, index] = np.log(np.maximum(stream.mix(network[row, index]), smallest))
                     else:  # padding before the text

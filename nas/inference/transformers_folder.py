@@ -16,11 +16,10 @@ from nas.data.vocabulary import UNKNOWN, Vocabulary
 from nas.inference.language_model import LanguageModel
 from nas.mixture.cache import decays_of
 from nas.mixture.mixture import FITTED
-from nas.retraining.weights import EXPORT_CONFIG, WEIGHTS
+from nas.retraining.weights import CODE, EXPORT_CONFIG, WEIGHTS
 from nas.training.build import backbone_options, block_config
 from nas.training.evaluation import evaluation_lengths
 
-CODE = "modeling_par.py"
 # In one file, the registry finds classes there.
 FIND_CLASS = 'getattr(import_module(f"models.operations.{file}"), class_name)', "globals()[class_name]"
 PAD = "<\ufdd0pad>"  # a noncharacter: hardly any text has it
@@ -151,10 +150,8 @@ def write_transformers(model: LanguageModel, tokenizer, folder: Path, training: 
         architectures=["ParForCausalLM"],
         dtype="float32",
     )
-    config.auto_map = {
-        "AutoConfig": "modeling_par.ParConfig",
-        "AutoModelForCausalLM": "modeling_par.ParForCausalLM",
-    }
+    classes = {"AutoConfig": "ParConfig", "AutoModelForCausalLM": "ParForCausalLM"}
+    config.auto_map = {name: f"{Path(CODE).stem}.{own}" for name, own in classes.items()}
     config.pad_token_id = config.eos_token_id = None  # Transformers warns of ids outside the vocabulary here
     config.bos_token_id = model.tokenizer.line_end
     own = ParForCausalLM(config).eval()

@@ -40,10 +40,17 @@ def training_task(name: str, arguments: list, run: Path, result: str, log: Path)
 
 
 class Ended(NamedTuple):
-    """How a process of a task ended. status: its exit status, negative if it died. node: where; "": here."""
+    """How a process of a task ended, and on which node; "": here.
+
+    status: its exit status, negative if a signal or a lost node ended it.
+    """
 
     status: int
     node: str = ""
+
+    @property
+    def died(self) -> bool:
+        return self.status < 0 or self.status == LOST
 
 
 class Engine(Protocol):
@@ -99,23 +106,24 @@ def run_tasks(tasks: list[Task], engine: Engine | None) -> dict[str, str]:
 
 def run_task(task: Task, engine: Engine, worker: threading.local, stop: threading.Event) -> tuple[str, str, float]:
     """Run a task at worker.place. Returns why it failed, or an empty text, its node, and seconds. stop: as a Ctrl-C."""
-    began, log_start, tried, done, died, ended = time.monotonic(), 0, 0, False, False, Ended(0)
+    began, log_start, tried, ended = time.monotonic(), 0, 0, Ended(0)
     task.log.parent.mkdir(parents=True, exist_ok=True)
     for tried in range(1, TRIES + 1):
         if stop.is_set():
             return "interrupted", "", 0.0
         log_start = task.log.stat().st_size if task.log.exists() else 0
         ended = engine.run(task, worker.place, stop)
-        done, died = is_finished(task), ended.status < 0 or ended.status == LOST
-        if not died or stop.is_set() or tried == TRIES:
+        if not ended.died or stop.is_set() or tried == TRIES:
             break
         where = f" on {ended.node}" if ended.node else ""
         print(f"NOTICE: {task.name} died{where}; it goes on from its last checkpoint", flush=True)
-    reason = "" if done else f"it did not write {task.result}"
+    reason = "" if is_finished(task) else f"it did not write {task.result}"
     if ended.status:
         said = task.log.read_bytes()[log_start:].decode(errors="replace").splitlines() if task.log.exists() else []
         reason = last_words(said) or f"exit status {ended.status}"
-        reason = f"it died {tried} times; its last line: {last_words(said)}" if died and not stop.is_set() else reason
+        reason = (
+            f"it died {tried} times; its last line: {last_words(said)}" if ended.died and not stop.is_set() else reason
+        )
     return reason, ended.node, time.monotonic() - began
 
 

@@ -21,6 +21,7 @@ from nas.training.distributed import is_main
 from nas.training.trainer import load_checkpoint
 
 WEIGHTS, EXPORT_CONFIG, GRAPH = "model.safetensors", "config.json", "model.onnx"  # of exported folders
+CODE = "modeling_par.py"  # of those for Transformers
 EXPORT_FORMAT = "par-model/4"
 SCALE = ".scale"  # after the name of a matrix of int8
 

@@ -131,14 +131,14 @@ def open_search(config: Config, folder: Path, runtime: Runtime, seconds: float =
         budget /= costs.reference_cost
     limit = budget * costs.reference_cost
     networks = first_candidates(config, tables, limit)
-    fitting = [
-        make_network(*shape, blocks)
-        for shape, table in (tables.items() if not networks else ())
-        for blocks in filter(within_budget(replace(table, room=None), limit), chain(*simple_patterns(config)))
-    ]
-    if fitting:
-        raise InputError(no_room(candidates, tables, fitting))
     if not networks:
+        fitting = [
+            make_network(*shape, blocks)
+            for shape, table in tables.items()
+            for blocks in filter(within_budget(replace(table, room=None), limit), chain(*simple_patterns(config)))
+        ]
+        if fitting:
+            raise InputError(no_room(candidates, tables, fitting))
         least, shape = min((cheapest(config, table), shape) for shape, table in tables.items())
         own = tables[shape].mixture
         mixed = f" ({own:.4g} of them for caches and counts; mixture.states=0 takes less)" if own else ""
