@@ -5,7 +5,7 @@ import ctypes
 import gc
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -16,7 +16,9 @@ from models.operations.registry import Shape
 from nas.core.config import Config
 from nas.core.config_loading import load_config
 from nas.core.errors import InputError
+from nas.core.files import write_yaml
 from nas.core.pattern import abbreviate, expand, interleaved, resolve_block
+from nas.core.run_folder import CONFIG
 from nas.search.space import Network, make_network, options_of
 
 if TYPE_CHECKING:  # they import torch
@@ -113,6 +115,34 @@ def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus",
     runtime = set_up_device(config.seed, config.train)
     corpus = Corpus(prepare(config.data))
     return resolve_auto(config, corpus), corpus, runtime
+
+
+def open_space(path: Path, out: Path, overrides: list[str]):
+    """(configuration, texts by vocabulary, pairs of sizes, costs, device) of the search of a configuration file. The
+    costs are those of OUT, and are written there if they are new.
+    """
+    from nas.search.candidate_costs import find_costs, open_candidates
+    from nas.search.network_search import COSTS
+    from nas.training.device import set_up_device
+
+    config = load_config(path, overrides)
+    runtime = set_up_device(config.seed, config.train)
+    candidates = open_candidates(config, runtime)
+    costs = find_costs(candidates, out / COSTS, runtime, keep=True)
+    if not (out / COSTS).exists():
+        out.mkdir(parents=True, exist_ok=True)
+        write_yaml(out / COSTS, costs.to_dict())
+    return config, candidates.corpora, candidates.shapes, costs, runtime
+
+
+def open_trials(config: Config, corpora: dict, folder: Path, runtime: "Runtime"):
+    """The trials in a folder, on all cores of this machine."""
+    from nas.jobs.engines import open_engine
+    from nas.search.trials import Trials
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_yaml(folder / CONFIG, {"stage": "search", **asdict(config)})
+    return Trials(config, corpora, folder, runtime, open_engine(config, runtime, folder))
 
 
 class Training:

@@ -1,0 +1,59 @@
+"""Search and train in each cell: `python experiments/frontier/run.py --out runs/frontier`.
+
+For each text, budget and seed, search.py, derive.py and retrain.py run with the default mixture. All searches of a text
+use the same measured costs; nothing else should run while the first call measures them (`--budgets ''` only measures).
+Results that are there are not repeated. Two calls, for different texts, may run side by side.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from experiments.frontier.problem import open_text, options_of_cell, read_arguments, read_run, results_of, seeds_of
+from experiments.helpers import FRONTIER
+from nas.core.errors import RunError, run_command
+from nas.core.files import read_yaml
+from nas.core.run_folder import CHOICE, CONFIG, PATTERN, TRIALS, run_options
+
+
+def call(script: str, *arguments) -> None:
+    if status := subprocess.run([sys.executable, ROOT / script, *map(str, arguments)]).returncode:
+        raise RunError(f"{script} ended with exit status {status}; its message stands above")
+
+
+def search_and_train(cell: Path, options: list[str]) -> dict:
+    """The results of one search, and of the training of its network. cell: a folder beside costs.yaml of the text."""
+    from nas.search.network_search import COSTS
+
+    search, training = cell / "search", cell / "found"
+    (search / TRIALS).mkdir(parents=True, exist_ok=True)
+    shutil.copy(cell.parents[1] / COSTS, search / TRIALS)
+    call("search.py", FRONTIER, *run_options(search), *options)
+    if not (search / PATTERN).exists():
+        call("derive.py", search)
+    call("retrain.py", search / PATTERN, search / CONFIG, *run_options(training))
+    choice = read_yaml(search / CHOICE)
+    about = {"network": choice["network"], "ratio": choice["ratio"], "seconds": choice["wall_time_s"]}
+    for checkpoint in search.glob("trials/*/checkpoint.pt"):
+        checkpoint.unlink()
+    return about | read_run(training)
+
+
+def main() -> None:
+    arguments = read_arguments(__doc__)
+    jobs = results_of(arguments)
+    for text in arguments.texts:
+        open_text(arguments, text)
+        for budget in arguments.budgets:
+            for seed in seeds_of(text):
+                options = options_of_cell(text, budget, seed, arguments.overrides)
+                cell = arguments.out / text / f"{budget}-{seed}"
+                jobs.do(f"{text},{budget},found,{seed}", lambda: search_and_train(cell, options))  # noqa: B023
+
+
+if __name__ == "__main__":
+    run_command(main)

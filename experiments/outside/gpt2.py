@@ -1,0 +1,179 @@
+"""A GPT-2 of Transformers, trained by its Trainer: `python experiments/outside/gpt2.py --out runs/frontier`
+(pip install -r experiments/outside/requirements.txt).
+
+Tokens and their number are those of the search: the same vocabularies, and as many passes over the text. The time of a
+network for 1,000 bytes, measured as a whole, is at most the budget's share of the reference's time. For each vocabulary
+the network with the most parameters in its blocks is trained; valid decides the vocabulary, and then the learning rate.
+The recipe is the usual one: AdamW, betas 0.9 and 0.95, weight decay 0.1, a warm-up and a cosine, gradients clipped at 1,
+tied embeddings, no dropout because the text is read once. Scores favour it: each token but the first ones has at least
+half of a context before it, and the time is that of contexts without overlap.
+
+--measure only measures times, while nothing else should run.
+"""
+
+import math
+import sys
+import time
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from experiments.frontier.problem import SPLITS, open_text, read_arguments, results_of, seeds_of
+from nas.core.errors import run_command
+
+CONTEXT, ROWS = 256, 8  # tokens; of a batch, in training and evaluation
+HEAD = 32  # channels
+DEEPEST = 12  # blocks
+RATES = 0.003, 0.001, 0.01  # the first one decides the vocabulary
+ROUNDS = 20
+
+
+def new_model(pieces: int, width: int, blocks: int):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    about = {"n_positions": CONTEXT, "n_embd": width, "n_layer": blocks, "n_head": width // HEAD}
+    off = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=pieces, bos_token_id=0, eos_token_id=0, **about, **off))
+
+
+def nll_of(model, rows, skip: int = 0) -> float:
+    """The nll of rows [B, L] from the token after `skip` on, in nats."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(input_ids=rows, use_cache=False).logits[:, skip:-1]
+        targets = rows[:, skip + 1 :]
+        return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"))
+
+
+def times(shapes: list[tuple[int, int]], bytes_per_token: dict[int, float]) -> dict:
+    """{(pieces, width): ms for 1,000 bytes of a network without blocks, and of each block}. One thread."""
+    import torch
+
+    from nas.costs.measurement import timed_rounds
+
+    works, counts = {}, (1, 5)
+    for (pieces, width), blocks in product(shapes, counts):
+        model, rows = new_model(pieces, width, blocks).eval(), torch.randint(pieces, (ROWS, CONTEXT))
+        works[pieces, width, blocks] = lambda model=model, rows=rows: nll_of(model, rows)
+    taken = {name: float(np.quantile(own, 0.25)) for name, own in timed_rounds(works, ROUNDS).items()}
+    found = {}
+    for pieces, width in shapes:
+        few, many = (1e6 * taken[pieces, width, b] / (ROWS * CONTEXT * bytes_per_token[pieces]) for b in counts)
+        block = (many - few) / (counts[1] - counts[0])
+        found[f"{pieces},{width}"] = few - block, block
+    return found
+
+
+def candidates(costs: dict, limit: float) -> list[tuple[int, int, int]]:
+    """For each vocabulary the network within the time that has the most parameters in its blocks."""
+    best = {}
+    for name, (overhead, block) in costs.items():
+        pieces, width = map(int, name.split(","))
+        blocks = min(DEEPEST, math.floor((limit - overhead) / block))
+        if blocks >= 1:
+            best[pieces] = max(best.get(pieces, (0,)), (12 * width**2 * blocks, width, blocks))
+    return [(pieces, width, blocks) for pieces, (_, width, blocks) in sorted(best.items())]
+
+
+def score(model, tokens: np.ndarray) -> float:
+    """The nll of all tokens but the first, in nats. Windows overlap by a half, so that contexts are long."""
+    import torch
+
+    tokens, half = torch.from_numpy(np.array(tokens, dtype=np.int64)), CONTEXT // 2
+    total = nll_of(model, tokens[None, :CONTEXT])
+    starts = list(range(half, len(tokens) - CONTEXT + 1, half))
+    for index in range(0, len(starts), ROWS):
+        rows = torch.stack([tokens[start : start + CONTEXT] for start in starts[index : index + ROWS]])
+        total += nll_of(model, rows, half - 1)
+    if (done := (starts[-1] + CONTEXT if starts else min(CONTEXT, len(tokens)))) < len(tokens):
+        rest = tokens[-CONTEXT:]
+        total += nll_of(model, rest[None], len(rest) - (len(tokens) - done) - 1)
+    return total
+
+
+def train(corpus, network: tuple[int, int, int], rate: float, epochs: float, seed: int, folder: Path, splits) -> dict:
+    """The figures of a network on splits."""
+    import torch
+    from transformers import Trainer, TrainingArguments, set_seed
+
+    set_seed(seed)
+    model, tokens = new_model(*network), corpus.tokens("train")
+    tokens = np.array(tokens[: int(min(1.0, epochs) * len(tokens)) // CONTEXT * CONTEXT], dtype=np.int64)
+    rows = [{"input_ids": row, "labels": row} for row in torch.from_numpy(tokens).view(-1, CONTEXT)]
+    arguments = TrainingArguments(
+        str(folder),
+        num_train_epochs=1,
+        per_device_train_batch_size=ROWS,
+        learning_rate=rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=100,
+        adam_beta2=0.95,
+        weight_decay=0.1,
+        max_grad_norm=1.0,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        seed=seed,
+    )
+    began = time.monotonic()
+    Trainer(model, arguments, train_dataset=rows).train()
+    found = {"network": None, "gpt2": network, "rate": rate, "seconds": time.monotonic() - began}
+    model.eval()
+    for split in splits:
+        nll, about = score(model, corpus.tokens(split)), corpus.meta["splits"][split]
+        bits, words = nll / math.log(2) / about["bytes"], math.exp(nll / about["words"])
+        found[split] = {"bits_per_byte": bits, "word_perplexity": words}
+    print(f"{network} at {rate}, seed {seed}: {found['valid']['bits_per_byte']:.4f} bits per byte on valid", flush=True)
+    return found
+
+
+def cell(arguments, jobs, text: str, budget: float, opened) -> None:
+    """The trainings of a cell, which all are results."""
+    config, corpora, _, costs, _ = opened
+    known = jobs.get(f"{text},times,gpt2,1")
+    networks = candidates(known, budget * costs.reference_cost)
+    name = f"{text},{budget},gpt2"
+
+    def trained(network, rate: float, seed: int, splits=SPLITS[:1], kind: str = "tried") -> dict:
+        about = corpora[network[0]], network, rate, config.train.epochs, seed, arguments.out / text / "gpt2", splits
+        short = f"{'-'.join(map(str, network))}-{rate}-" if kind == "tried" else ""
+        return jobs.do(f"{name}{'-tried' if short else ''},{short}{seed}", lambda: train(*about))
+
+    if not networks:
+        for seed in seeds_of(text):
+            jobs.do(f"{name},{seed}", lambda: {"network": None, "gpt2": None})
+        return
+    tried = [trained(network, RATES[0], 1) for network in networks]
+    best = min(tried, key=lambda one: one["valid"]["bits_per_byte"])
+    tried = [best, *(trained(best["gpt2"], rate, 1) for rate in RATES[1:])]
+    best = min(tried, key=lambda one: one["valid"]["bits_per_byte"])
+    for seed in seeds_of(text):
+        trained(best["gpt2"], best["rate"], seed, SPLITS, "final")
+
+
+def main() -> None:
+    measure = "--measure" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--measure"]
+    arguments = read_arguments(__doc__)
+    import torch
+
+    torch.set_num_threads(1)
+    jobs = results_of(arguments)
+    for text in arguments.texts:
+        opened = open_text(arguments, text)
+        _, corpora, shapes, *_ = opened
+        from nas.data.corpus import bytes_per_token
+
+        rates = {size: bytes_per_token(corpus) for size, corpus in corpora.items()}
+        jobs.do(f"{text},times,gpt2,1", lambda: times(shapes, rates))  # noqa: B023
+        for budget in () if measure else arguments.budgets:
+            cell(arguments, jobs, text, budget, opened)
+
+
+if __name__ == "__main__":
+    run_command(main)
