@@ -1,9 +1,6 @@
 """What several experiments share."""
 
 import csv
-import ctypes
-import gc
-import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,19 +12,15 @@ import numpy as np
 from models.operations.registry import Shape
 from nas.core.config import Config
 from nas.core.config_loading import load_config
-from nas.core.errors import InputError
 from nas.core.files import write_yaml
-from nas.core.pattern import abbreviate, expand, interleaved, resolve_block
+from nas.core.pattern import abbreviate, resolve_block
 from nas.core.run_folder import CONFIG
-from nas.search.space import Network, make_network, options_of
 
 if TYPE_CHECKING:  # they import torch
     from nas.data.corpus import Corpus
     from nas.training.device import Runtime
 
 FRONTIER = Path(__file__).with_name("frontier") / "frontier.yaml"
-ROUNDS = 100  # of measure_networks()
-NAME = re.compile(r"(?P<size>\d+)-(?P<width>\d+)(-h(?P<heads>\d+))?-(?P<blocks>\w+)")
 
 
 class ArrayCorpus:
@@ -64,45 +57,6 @@ def read_table(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def by_budget(rows: list[dict]) -> dict[str, dict[str, list[dict]]]:
-    """{budget: {name: rows}} of a table of frontier/report.py, in its order."""
-    budgets: dict[str, dict[str, list[dict]]] = {}
-    for row in rows:
-        budgets.setdefault(row["budget"], {}).setdefault(row["name"], []).append(row)
-    return budgets
-
-
-def grid_network(row: dict[str, str]) -> Network:
-    """The network of a row of a table of frontier/grid.py."""
-    return make_network(int(row["vocab_size"]), int(row["d_model"]), interleaved(int(row["blocks"])))
-
-
-def named_network(name: str) -> Network:
-    """The network of a name such as 32000-96-wc or, with 2 heads, 32000-96-h2-wc."""
-    if not (found := NAME.fullmatch(name)):
-        raise InputError(f"{name!r} is no network; give pieces, width and blocks, such as 32000-96-wc")
-    return make_network(int(found["size"]), int(found["width"]), expand(found["blocks"]))
-
-
-def named_options(name: str, overrides: list[str]) -> list[str]:
-    """The options of a training of the reference problem, with the sizes and heads of a named network."""
-    sizes = options_of(named_network(name), load_config(FRONTIER, overrides))
-    heads = NAME.fullmatch(name)["heads"]
-    return [*overrides, *sizes, *([f"model.heads={heads}"] if heads else [])]
-
-
-def measure_networks(names: list[str], overrides: list[str]) -> dict[str, dict[str, float]]:
-    """{name: text_times()} of networks of the reference problem, in the same rounds. Ratios are to its reference."""
-    from nas.costs.measurement import text_times
-
-    config, corpus, runtime = open_experiment(FRONTIER, overrides)
-    opened = {"": (interleaved(config.model.blocks), config, corpus)}
-    for name in names:
-        opened[name] = list(named_network(name).blocks), *open_experiment(FRONTIER, named_options(name, overrides))[:2]
-    times = text_times(opened, runtime, ROUNDS)
-    return {name: times[name] for name in names}
 
 
 def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus", "Runtime"]:
@@ -199,16 +153,3 @@ def print_row(*cells, header: bool = False) -> None:
     """Print a row of a Markdown table. A cell of None is empty. header: also print the line below a header."""
     row = "| " + " | ".join("" if cell is None else str(cell) for cell in cells) + " |"
     print(row + ("\n|" + "---|" * len(cells) if header else ""), flush=True)
-
-
-def peak_memory_mb(function: Callable[[], object]) -> float | None:
-    """Peak resident memory of this process during a call, in MiB (2^20 bytes); None on systems other than Linux."""
-    try:
-        gc.collect()
-        ctypes.CDLL("libc.so.6").malloc_trim(0)  # return free memory, so that it does not count
-        Path("/proc/self/clear_refs").write_text("5")  # reset VmHWM (proc(5))
-    except (OSError, AttributeError):
-        return None
-    function()
-    status = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) / 1024

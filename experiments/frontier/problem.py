@@ -63,4 +63,4 @@ def read_run(run: Path) -> dict:
     """The figures of a finished training, with those of its network alone."""
     results = read_yaml(run / RESULTS)
     network = results["network"]
-    return figures(results) | {"network": network and figures(network)}
+    return figures(results) | {"network_figures": network and figures(network)}

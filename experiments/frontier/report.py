@@ -1,177 +1,200 @@
-"""One table and one picture of all budgets: `python experiments/frontier/report.py runs/frontier/*/compare`.
+"""The table and the picture of all results: `python experiments/frontier/report.py runs/frontier`.
 
-RUN_DIRs are folders of nas.compare; the name of the folder that holds one is its budget. All networks are timed in the
-same rounds; nothing else should run then. OUT gets NAME.csv, a line for each training, and NAME.png. Instead of
-folders, such a table may be given, whose times are measured again with --measure. Prints the table: word perplexity on
-test, in brackets how far the searched network is from it, with the interval and p of Dunnett's test, and the time for
-the same text as a ratio to the reference.
+RESULTS is the folder of run.py and of the programs in experiments/outside, or results.csv, which has a line for each
+result. Writes results.csv and frontier.png beside this program. Prints the table, and for each opponent how far found
+is from it. A difference is that of bits per byte; that of word perplexity follows where words are words. p is that of
+Welch's test over seeds, or of Student's against a predictor without seeds, with Holm's correction over the cells.
 """
 
 import argparse
-import re
+import json
+import math
 import sys
 from pathlib import Path
 
-from matplotlib.ticker import LogLocator, NullLocator
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.helpers import by_budget, measure_networks, named_network, print_row, read_table
-from nas.comparison.results import NetworkResult, choose_metric, describe, make_claims, read_results, spread_notice
-from nas.comparison.spec import Settings
+from experiments.frontier.problem import BUDGETS, SPLITS, TEXTS
+from experiments.helpers import print_row, read_table, spell_network
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
-from nas.core.pattern import abbreviate
-from nas.reporting.comparison_report import csv_records, csv_text
-from nas.reporting.figures import BLUE, GREY, NAVY, RED, front, new_figure, save, tidy
+from nas.reporting.comparison_report import csv_text
+from nas.reporting.figures import BLUE, GREY, NAVY, RED, new_figure, save, tidy
 
-SHRUNK = "the reference, whole or shrunk"
-TIMES = "ms_per_1000_bytes", "time_ratio"  # the latter to the reference
-BEYOND = 1.05  # times above this share of the budget are named
-NUMBER = re.compile(r"\d+(\.\d+)?")
-STYLES = {  # marker, colour and size
-    SHRUNK: ("s", GREY, 6),
-    "random": ("x", GREY, 5),
-    "the paper's method": ("^", NAVY, 6),
-    "rules": ("o", BLUE, 5),
-    "searched": ("o", RED, 8),
+HERE = Path(__file__).parent
+PREDICTORS = {  # in the order of the table: what it is called, and its line in the picture
+    "found": ("found", {"color": RED, "marker": "o"}),
+    "optuna": ("Optuna, the same space and mixture", {"color": BLUE, "marker": "s"}),
+    "gpt2": ("GPT-2 of Transformers", {"color": NAVY, "marker": "^"}),
+    "none": ("cache and counts, no network", {"color": GREY, "linestyle": "--"}),
+    "ppmd": ("PPMd", {"color": GREY, "linestyle": ":"}),
 }
+NO_WORDS = {"go"}
+WORDS_PER_CELL = 1000  # a perplexity beyond has no decimals
 
 
-def read_runs(folders: list[Path]) -> list[dict]:
-    """The lines of a table of folders of nas.compare. Raises InputError if they are not those of a frontier."""
-    budgets = {}
-    for run in folders:
-        budget, results = run.resolve().parent.name, read_results(run)
-        if not NUMBER.fullmatch(budget) or budget in budgets:
-            raise InputError(f"{run} must lie in a folder that is called as its budget, such as 0.65, one of each")
-        if results[0].name != "searched":
-            raise InputError(f"{run}: no training of searched has finished, with which the others are compared")
-        budgets[budget] = results
-    return [{"budget": budget} | one for budget, own in budgets.items() for r in own for one in csv_records(r)]
+def read_results(folder: Path) -> list[dict]:
+    """The lines of results.csv, from the JSON files of a folder of results."""
+    rows = []
+    for text in TEXTS:
+        for path in sorted((folder / "results").glob(f"{text},*.json")):
+            _, budget, predictor, seed = path.stem.split(",")[:4]
+            found = json.loads(path.read_text())
+            if predictor in PREDICTORS and "test" in found:
+                about = {"text": text, "budget": budget, "predictor": predictor, "seed": seed}
+                about |= {"what": what_of(predictor, found), "ratio": found.get("ratio") or ""}
+                for split in SPLITS:
+                    about |= {f"{split}_{key}": value for key, value in found[split].items()}
+                network = found.get("network_figures")
+                rows.append(about | {"network_test_bits_per_byte": network["test"]["bits_per_byte"] if network else ""})
+    return rows
 
 
-def budgets_of(records: list[dict]) -> dict[str, list[NetworkResult]]:
-    """{budget: results} of the lines of a table; the searched network is the first of each."""
-    budgets = by_budget(records).items()
-    return {budget: [result_of(name, rows) for name, rows in names.items()] for budget, names in budgets}
+def what_of(predictor: str, found: dict) -> str:
+    """The choice of a predictor in words."""
+    if predictor == "gpt2":
+        pieces, width, blocks = found["gpt2"]
+        return f"{pieces:,}, {width}, {blocks} blocks, rate {found['rate']}"
+    if predictor in ("none", "ppmd"):
+        return f"order {found['order']}" + (f", {found['pieces']:,} pieces" if "pieces" in found else "")
+    return spell_network(found["network"]) if found["network"] else "cache and counts alone"
 
 
-def measure(records: list[dict], overrides: list[str]) -> None:
-    """Replace the times in the lines of a table."""
-    names = list(dict.fromkeys(record["network"] for record in records))
-    times = measure_networks(names, overrides)
-    for record in records:
-        record.pop("latency_ratio", None)  # of nas.compare: to the searched network
-        record |= dict(zip(TIMES, times[record["network"]].values(), strict=True))
+def p_of(own: np.ndarray, other: np.ndarray) -> float | None:
+    """p of a difference; None if neither varies."""
+    from scipy import stats
+
+    vary = [len({*values.round(9)}) > 1 for values in (own, other)]
+    if all(vary):
+        return float(stats.ttest_ind(own, other, equal_var=False).pvalue)
+    if not any(vary):
+        return None
+    constant, varying = (own, other) if vary[1] else (other, own)
+    return float(stats.ttest_1samp(varying, constant[0]).pvalue)
 
 
-def result_of(name: str, rows: list[dict[str, str]]) -> NetworkResult:
-    """The result of a network. rows: of its trainings in a table."""
-    key, runs = rows[0]["network"], []
-    network = named_network(key)
-    for row in rows:
-        run = {"pattern": [*network.blocks]}
-        for split in ("valid", "test"):
-            words, bits = (float(row[f"{split}_{metric}"]) for metric in ("word_perplexity", "bits_per_byte"))
-            run[split] = {"word_perplexity": words, "word_perplexity_comparable": True, "bits_per_byte": bits}
-        runs.append(run)
-    return NetworkResult(name, key, runs, *(float(rows[0][column]) for column in TIMES), network.vocab_size)
+def holm(ps: list[float | None]) -> list[float | None]:
+    """Holm's correction of the p of several tests."""
+    order, adjusted, least = sorted((p, i) for i, p in enumerate(ps) if p is not None), [*ps], 0.0
+    for rank, (p, index) in enumerate(order):
+        least = max(least, min(1.0, p * (len(order) - rank)))
+        adjusted[index] = least
+    return adjusted
 
 
-def cells(results: list[NetworkResult]) -> dict[str, str]:
-    """{name: cell of the table}"""
-    metric = choose_metric(results)
-    claims = {claim["pattern"]: claim for claim in make_claims(results, Settings.margin)}
-    found = {}
-    for result in results:
-        found[result.name] = metric.format(result.values(metric))
-        if claim := claims.get(result.name):
-            found[result.name] += f" ({describe(claim['evidence'], metric)})"
-        found[result.name] += f" at {result.ratio:.3f}"
-    return found
+class Cells:
+    """The values of each predictor in each cell. rows: of results.csv."""
+
+    def __init__(self, rows: list[dict]):
+        self.rows = rows
+        texts = [text for text in TEXTS if any(row["text"] == text for row in rows)]
+        self.cells = [(text, budget) for text in texts for budget in BUDGETS]
+
+    def values(self, predictor: str, cell: tuple, key: str = "test_bits_per_byte") -> np.ndarray:
+        """One for each seed; of a predictor without budgets the same in each."""
+        kept = (row for row in self.rows if row["predictor"] == predictor and row["text"] == cell[0])
+        return np.array([float(row[key]) for row in kept if row["budget"] in ("", str(cell[1]))])
+
+    def text(self, predictor: str, cell: tuple) -> str:
+        bits = self.values(predictor, cell)
+        if not len(bits):
+            return "none fits"
+        words = np.exp(np.log(self.values(predictor, cell, "test_word_perplexity")).mean())
+        short = f"{words:,.1f}" if words < WORDS_PER_CELL else f"{words:,.0f}"
+        return f"{bits.mean():.3f}" + ("" if cell[0] in NO_WORDS else f"<br>{short}")
+
+    def difference(self, predictor: str, cell: tuple) -> tuple[float, float | None, float | None] | None:
+        """How far found is from a predictor: bits, as a ratio; word perplexity, as a ratio; p."""
+        own, other = (self.values(name, cell) for name in ("found", predictor))
+        if not len(own) or not len(other):
+            return None
+        words = [self.values(name, cell, "test_word_perplexity") for name in ("found", predictor)]
+        change = math.expm1(np.log(words[0]).mean() - np.log(words[1]).mean())
+        return own.mean() / other.mean() - 1, None if cell[0] in NO_WORDS else change, p_of(own, other)
 
 
-def label_of(name: str) -> str:
-    """The label of a network in the picture."""
-    known = {"searched": "searched", "gumbel": "the paper's method", "fewer": SHRUNK, "narrower": SHRUNK}
-    return "random" if name.startswith("random") else known.get(name, "rules")
+def print_tables(cells: Cells) -> dict:
+    """Print the tables. Returns the mean differences."""
+    heads = [f"{text}, {budget}" for text, budget in cells.cells]
+    print_row("", *heads, header=True)
+    for name, (title, _) in PREDICTORS.items():
+        print_row(title, *(cells.text(name, cell) for cell in cells.cells))
+    means = {}
+    for name, (title, _) in PREDICTORS.items():
+        if name == "found":
+            continue
+        found = [cells.difference(name, cell) for cell in cells.cells]
+        ps, shown = holm([one and one[2] for one in found]), []
+        for one, p in zip(found, ps, strict=True):
+            if one:
+                words = "" if one[1] is None else f"<br>{one[1]:+.1%}"
+                better = one[0] < 0 and p is not None and p < 0.05
+                mark = "" if better else "<br>missed"
+                shown.append(f"{one[0]:+.1%}{words}<br>" + ("no seeds" if p is None else f"p {p:.2g}") + mark)
+            else:
+                shown.append("")
+        print_row(f"found against {title}", *shown)
+        means[name] = {"bits": mean_of([one[0] for one in found if one])}
+        means[name]["words"] = mean_of([one[1] for one in found if one and one[1] is not None])
+    print()
+    print_row("text, budget", "found, a network for each seed", "Optuna", "GPT-2", "no network", "PPMd", header=True)
+    for text, budget in cells.cells:
+        rows = [row for row in cells.rows if row["text"] == text and row["budget"] in ("", str(budget))]
+        own = (("found", "optuna", "gpt2", "none", "ppmd"), rows)
+        print_row(f"{text}, {budget}", *("; ".join(choices(name, own[1])) for name in own[0]))
+    return means
 
 
-def draw(budgets: dict[str, list[NetworkResult]], path: Path) -> None:
-    """Word perplexity over time, with a marker for each kind of network, and the front of all but the searched ones."""
-    figure, axes = new_figure(7.5, 4.8)
-    metric = choose_metric([result for results in budgets.values() for result in results])
-    points, labels = {}, {}  # points by kind
-    for results in budgets.values():
-        for result in results:
-            point = result.ratio, float(result.values(metric).mean())
-            points.setdefault(label_of(result.name), []).append(point)
-            if result.name == "searched":
-                labels[point] = f"{point[1]:,.1f}: {result.vocab_size:,} pieces, {abbreviate(result.blocks)}"
-    for kind, (marker, colour, size) in STYLES.items():
-        if kind in points:
-            axes.plot(*zip(*points[kind], strict=True), marker, color=colour, markersize=size, label=kind)
-    others = [point for kind, own in points.items() if kind != "searched" for point in own]
-    others_front = {"color": BLUE, "linewidth": 1, "linestyle": ":", "label": "best of the others"}
-    axes.step(*zip(*front(others), strict=True), where="post", zorder=1, **others_front)
-    for number, budget in enumerate(budgets):
-        style = {"color": GREY, "linewidth": 1, "linestyle": "--", "zorder": 0}
-        axes.axvline(float(budget), label=None if number else "budgets", **style)
-    axes.set_yscale("log")
-    axes.margins(x=0.12, y=0.1)
-    low, high = axes.get_xlim()
-    for point, words in labels.items():
-        third = int(3 * (point[0] - low) / (high - low))  # labels of the outer thirds stay within the axes
-        below = {"xytext": (0, -18), "textcoords": "offset points", "ha": ("left", "center", "right")[third]}
-        axes.annotate(words, point, color=RED, fontsize=9, **below)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 2.5, 3, 4, 5, 7)))
-    axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.set(xlabel="time of inference for the same text, reference = 1", ylabel=f"{metric.name} on test")
-    axes.legend(frameon=False, fontsize=9)
-    tidy(axes)
+def choices(predictor: str, rows: list[dict]) -> list[str]:
+    return list(dict.fromkeys(row["what"] for row in rows if row["predictor"] == predictor))
+
+
+def mean_of(values: list[float]) -> float | None:
+    """The mean ratio - 1, of logarithms."""
+    return round(math.expm1(float(np.mean(np.log1p(values)))), 4) if values else None
+
+
+def draw(cells: Cells, path: Path) -> None:
+    """Bits per byte over the budget, a panel for each text."""
+    texts = list(dict.fromkeys(text for text, _ in cells.cells))
+    figure, axes = new_figure(8, 2.9 * math.ceil(len(texts) / 2) + 0.6, rows=math.ceil(len(texts) / 2), columns=2)
+    panels = np.atleast_1d(axes).ravel()
+    for panel, text in zip(panels, texts, strict=False):
+        for name, (title, style) in PREDICTORS.items():
+            own = [(budget, cells.values(name, (text, budget))) for budget in BUDGETS]
+            points = [(budget, values.mean()) for budget, values in own if len(values)]
+            if points:
+                panel.plot(*zip(*points, strict=True), label=title, **style)
+        panel.set_xscale("log")
+        panel.set_xticks(BUDGETS, [f"{budget:g}" for budget in BUDGETS])
+        panel.minorticks_off()
+        panel.set(title=text, xlabel="time for the same text, reference = 1", ylabel="bits per byte on test")
+        tidy(panel)
+    for panel in panels[len(texts) :]:
+        panel.axis("off")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     save(figure, path)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("given", nargs="+", metavar="RUN_DIR", help="of nas.compare; or one table")
-    parser.add_argument("--out", type=Path, default=Path("runs/frontier"), help="folder of the files")
-    parser.add_argument("--name", help="of the files, without ending (default: that of the table, or frontier)")
-    parser.add_argument("--measure", action="store_true", help="measure the times of a table again")
-    parser.epilog = "options of the trainings, such as data.source=FOLDER, are needed to measure"
-    arguments = parser.parse_intermixed_args()
-    overrides = [text for text in arguments.given if "=" in text]
-    if len(overrides) == len(arguments.given):
-        parser.error("give folders of nas.compare, or a table")
-    first, *others = (Path(text) for text in arguments.given if "=" not in text)
-    given_table = first.suffix == ".csv"
-    if given_table and others:
-        parser.error("give one table, or folders of nas.compare")
-    records = read_table(first) if given_table else read_runs([first, *others])
-    if not {"budget", "name", "network"} <= records[0].keys():
-        raise InputError(f"{first} is no table of this program")
-    if arguments.measure or not given_table:
-        measure(records, overrides)
-    elif TIMES[1] not in records[0]:
-        raise InputError(f"{first} has no {TIMES[1]}: add --measure and the options of its trainings")
-    budgets = budgets_of(records)
-    tables = {budget: cells(results) for budget, results in budgets.items()}
-    names = list(dict.fromkeys(name for table in tables.values() for name in table))
-    print_row("network", *budgets, header=True)
-    for name in names:
-        print_row(name, *(table.get(name) for table in tables.values()))
-    for budget, results in budgets.items():
-        ratios = {result.name: result.ratio / float(budget) for result in results}
-        if beyond := [f"{name} ({ratio:.2f})" for name, ratio in ratios.items() if ratio > BEYOND]:
-            print(f"{budget}: beyond {BEYOND} of the budget: {', '.join(beyond)}")
-        if notice := spread_notice(results):
-            print(f"{budget}: {notice}")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    name = arguments.name or (first.stem if given_table else "frontier")
-    write_text(arguments.out / f"{name}.csv", csv_text(records))
-    draw(budgets, arguments.out / f"{name}.png")
+    parser.add_argument("results", type=Path, metavar="RESULTS", help="folder of the runs, or results.csv")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of the files (default: beside this program)")
+    arguments = parser.parse_args()
+    is_table = arguments.results.suffix == ".csv"
+    rows = read_table(arguments.results) if is_table else read_results(arguments.results)
+    if not rows:
+        raise InputError(
+            f"{arguments.results} has no results: run.py and the programs of experiments/outside make them"
+        )
+    cells = Cells(rows)
+    means = print_tables(cells)
+    write_text(arguments.out / "results.csv", csv_text(rows))
+    draw(cells, arguments.out / "frontier.png")
+    print(json.dumps(means))
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def train(corpus, network: tuple[int, int, int], rate: float, epochs: float, see
     )
     began = time.monotonic()
     Trainer(model, arguments, train_dataset=rows).train()
-    found = {"network": None, "gpt2": network, "rate": rate, "seconds": time.monotonic() - began}
+    found = {"gpt2": network, "rate": rate, "seconds": time.monotonic() - began}
     model.eval()
     for split in splits:
         nll, about = score(model, corpus.tokens(split)), corpus.meta["splits"][split]
@@ -146,7 +146,7 @@ def cell(arguments, jobs, text: str, budget: float, opened) -> None:
 
     if not networks:
         for seed in seeds_of(text):
-            jobs.do(f"{name},{seed}", lambda: {"network": None, "gpt2": None})
+            jobs.do(f"{name},{seed}", lambda: {"gpt2": None})
         return
     tried = [trained(network, RATES[0], 1) for network in networks]
     best = min(tried, key=lambda one: one["valid"]["bits_per_byte"])

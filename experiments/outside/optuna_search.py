@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.frontier.problem import options_of_cell, read_arguments, read_run, results_of, seeds_of
+from experiments.frontier.problem import open_text, options_of_cell, read_arguments, read_run, results_of, seeds_of
 from experiments.helpers import FRONTIER, open_space, open_trials
 from nas.core.errors import run_command
 
@@ -44,7 +44,7 @@ def search(cell: Path, options: list[str]) -> dict:
 
     folder = cell / "optuna"
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(cell.parents[1] / COSTS, cell)
+    shutil.copy(cell.parent / COSTS, cell)
     config, corpora, shapes, costs, runtime = open_space(FRONTIER, cell, options)
     trials = open_trials(config, corpora, folder, runtime)
     limit = config.search.latency.target * costs.reference_cost
@@ -94,6 +94,7 @@ def main() -> None:
     arguments = read_arguments(__doc__)
     jobs = results_of(arguments)
     for text in arguments.texts:
+        open_text(arguments, text)
         for budget in arguments.budgets:
             for seed in seeds_of(text):
                 options = options_of_cell(text, budget, seed, arguments.overrides)

