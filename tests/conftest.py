@@ -1,9 +1,11 @@
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from matplotlib import pyplot
 
 from experiments.helpers import ArrayCorpus
 from models.operations.sparse import dense_mask, group_masks
@@ -137,11 +139,12 @@ def exported(trained, tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def saved_figures(monkeypatch) -> list:
+def saved_figures(monkeypatch) -> Iterator[list]:
     """The figures that a test draws, which are not written."""
     figures = []
     monkeypatch.setattr("nas.reporting.figures.save", lambda figure, path: figures.append(figure))
-    return figures
+    yield figures
+    pyplot.close("all")
 
 
 NO_GPU = "PyTorch sees no GPU here" if not torch.cuda.is_available() else ""

@@ -121,7 +121,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def load_script(name: str):
-    """Import a program of experiments/, such as `bench/throughput`, as a module."""
+    """Import a program of experiments/, such as `bench/generation`, as a module."""
     path = Path(__file__).parents[1] / "experiments" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name.replace("/", "_"), path)
     module = importlib.util.module_from_spec(spec)

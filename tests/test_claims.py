@@ -180,7 +180,7 @@ def test_the_plot_names_outliers_and_draws_the_front(tmp_path, saved_figures):
     comparison_plot(rows, tmp_path / "plot.png")
     axes = saved_figures[0].axes[0]
     assert axes.get_title(loc="left") == "outside: dense-only 900.0" and axes.get_ylim()[1] < 150
-    assert [text.get_text() for text in axes.texts] == ["found, same", "par", "interleaved"]
+    assert [text.get_text() for text in axes.texts] == ["found\nsame", "par", "interleaved"]
     (front,) = [line for line in axes.lines if line.get_linestyle() == ":"]
     comparison_plot([rows[-1], *rows[:-1]], tmp_path / "plot.png")
     assert saved_figures[1].axes[0].get_title(loc="left") == ""  # the control is always shown

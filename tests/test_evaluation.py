@@ -1,4 +1,10 @@
+import argparse
+import ast
+import inspect
 import math
+import subprocess
+from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
@@ -7,8 +13,18 @@ import torch
 from models.operations import sparse
 from models.operations.operation import BlockConfig
 from models.transformer_xl import build_pattern
+from nas.core.config import DataOptions
+from nas.data.corpus import Corpus, prepare
+from nas.data.sources import has_words
 from nas.training.device import choose_runtime
-from nas.training.evaluation import count_memory_blocks, evaluate_split, period_of, perplexity, total_nll
+from nas.training.evaluation import (
+    count_memory_blocks,
+    evaluate_split,
+    period_of,
+    perplexity,
+    text_metrics,
+    total_nll,
+)
 from tests.making import sized, supernet_of
 
 
@@ -124,6 +140,43 @@ def test_word_and_byte_figures_refer_to_the_original_text(small_config, memory_c
     assert metrics["word_perplexity"] == pytest.approx(math.exp(nll / 40))
     assert metrics["bits_per_byte"] == pytest.approx(nll / math.log(2) / 300)
     assert metrics["word_perplexity_comparable"] and not metrics["bits_per_byte_comparable"]
+
+
+PROSE = {
+    "WikiText": "The <unk> , built in 1850 , is a two @-@ story church in the town , and it holds 1 @,@ 200 people .",
+    "French": "L’été, aujourd'hui : « Où vas-tu ? », dit-il. Le nœud coûte 3 francs (environ).",
+    "verses": "In the beginning God created\nthe heaven and the earth.\n\nAnd the earth\nwas [waste] and void;\n",
+    "Hindi": "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता और समानता प्राप्त है।",
+    "Arabic": "يولد جميع الناس أحرارًا متساوين في الكرامة والحقوق. وقد وهبوا عقلاً وضميرًا",
+    "Korean": "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
+}
+OTHERS = {
+    "Go": "func (r *Reader) Read(p []byte) (n int, err error) {\n\tif r.i >= len(r.s) {\n\t\treturn 0, io.EOF\n\t}\n",
+    "markup": '<p class="soft">On test.</p>\n<td>{{ one.width }}</td><a href="#run-1">a run</a>\n',
+    "table": "step=100 nll=4.25 lr=0.003\n3,7.2,net_1\n4,7.1,net_2\n",
+    "Chinese": "人人生而自由,在尊严和权利上一律平等。\n我爱你\n今天天气好\n",
+    "Japanese": "すべての人間は、生れながらにして自由である。\nありがとう\n",
+    "Thai": "มนุษย์ทั้งหลายเกิดมามีอิสระ\nขอบคุณ\n",
+    "DNA": "ACGTTGCATGCATTACGATCGATTACGCATGCATGC\nGGCATTACGATGCATCGATCGATCGATTTACGATCA\n",
+    "numbers": "1 2 3\n4 5 6\n",
+}
+
+
+@pytest.mark.parametrize("name", [*PROSE, *OTHERS])
+def test_word_perplexity_is_of_words(name, tmp_path):
+    """By the text alone, because bytes keep each text."""
+    text = PROSE.get(name) or OTHERS[name]
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"{split}.txt").write_text(text * 20)
+    corpus = Corpus(prepare(DataOptions(source=str(tmp_path), tokenizer="bytes", cache=str(tmp_path))))
+    for about in corpus.meta["splits"].values():
+        metrics = text_metrics(10.0, 20, about)
+        assert metrics["word_perplexity_comparable"] == (name in PROSE) and metrics["bits_per_byte_comparable"]
+
+
+def test_the_source_of_a_program_is_no_prose():
+    sources = b"".join(Path(module.__file__).read_bytes() for module in (ast, argparse, inspect, subprocess))
+    assert not has_words(sources) and has_words("\n\n".join(topics.values()).encode())
 
 
 def test_huge_losses_give_infinity_not_an_error():

@@ -1,21 +1,20 @@
 import json
-import math
-from collections import defaultdict
-from fnmatch import fnmatch
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
 
+from experiments.prior.fit import BETWEEN, MISJUDGED, WIDER, fit
 from nas.comparison.spec import FORMAT as COMPARISON_FORMAT
 from nas.comparison.spec import read_contenders, read_settings
 from nas.core.config_loading import load_config
 from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT as PATTERN_FORMAT
 from nas.core.pattern import read_pattern
-from nas.search.space import NetworkCosts
-from tests.making import load_script, results
+from nas.search.space import make_network
+from nas.search.surrogate import NOISE, OWN, Point, Surrogate
+from tests.making import load_script
 from tests.processes import ROOT
 
 EXPERIMENTS = ROOT / "experiments"
@@ -32,82 +31,47 @@ def test_every_yaml_loads(path):
         assert content["format"] == "par-expected/1"
     elif content.get("format") == COMPARISON_FORMAT:
         read_contenders(read_settings(path, {}), path, [])
-    elif "tables" in content:
-        assert NetworkCosts.read(path).reference_cost > 0
     else:
         load_config(path, [])
 
 
-@pytest.mark.parametrize("name", [pytest.param("frontier", marks=pytest.mark.slow), "python"])
-def test_a_table_of_the_frontier_is_repeated_by_its_networks(name, tmp_path, monkeypatch, capsys):
-    opponents, report = load_script("frontier/opponents"), load_script("frontier/report")
-    table = EXPERIMENTS / "frontier" / f"{name}.csv"
-    budgets = report.budgets_of(opponents.read_table(table))
-    opponents.write_recorded(table, tmp_path, 5)
-    for budget, networks in budgets.items():
-        file = tmp_path / budget / "compare.yaml"
-        found = {one.name: (one.key, len(one.seeds)) for one in read_contenders(read_settings(file, {}), file, [])}
-        assert found == {one.name: (one.key, len(one.runs)) for one in networks}
-    monkeypatch.setattr("sys.argv", ["report.py", str(table), "--out", str(tmp_path)])
-    report.main()
-    assert (tmp_path / table.name).read_text() == table.read_text() and (tmp_path / f"{name}.png").exists()
-    printed = capsys.readouterr().out.splitlines()
-    (_, _, *lines), shown = [line for line in printed if line.startswith("|")], {}
-    for line in lines:
-        own, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-        shown |= {(budget, own): cell for budget, cell in zip(budgets, cells, strict=True) if cell}
-    rows = defaultdict(list)
-    for row in opponents.read_table(table):
-        rows[row["budget"], row["name"]].append(row)
-    words = {key: np.array([float(row["test_word_perplexity"]) for row in own]) for key, own in rows.items()}
-    assert shown.keys() == rows.keys()
-    for (budget, own), values in words.items():
-        spread = f" ± {values.std(ddof=1) / len(values) ** 0.5:,.1f}" if len(values) > 1 else ""
-        difference = math.expm1(np.log(words[budget, "searched"]).mean() - np.log(values).mean())
-        test = "" if own == "searched" else f" ({difference:+.1%}, 95% interval * p ?*)"
-        expected = f"{values.mean():,.1f}{spread}{test} at {float(rows[budget, own][0]['time_ratio']):.3f}"
-        assert fnmatch(shown[budget, own], expected)
-        beyond = [line for line in printed if line.startswith(f"{budget}: beyond 1.05") and f" {own} (" in line]
-        assert bool(beyond) == (float(rows[budget, own][0]["time_ratio"]) > 1.05 * float(budget))
+def misjudged_by_hand(network, share, surrogate) -> list[float]:
+    """What full lengths change in a trial of attention: a constant, its blocks, the attending ones and their places."""
+    count, places = len(network.blocks), np.linspace(-1, 1, len(network.blocks)) if len(network.blocks) > 1 else [0.0]
+    attends = [block == "attention" for block in network.blocks]
+    if share == 1 or not any(attends):
+        return [0.0] * 8
+    own, others = (np.array(places)[np.equal(attends, which)] for which in (True, False))
+    later = own.mean() - others.mean() if len(others) else 0.0
+    blocks = np.log(count) - surrogate.mean_log_sizes[2]
+    wrong = np.array([1.0, blocks, np.log((sum(attends) + 0.5) / (count / 2 + 0.5)), later])
+    return [*wrong, *(np.log(share) * wrong)]
 
 
-def test_a_table_of_the_frontier_has_the_budgets_and_new_times_of_its_folders(tmp_path, monkeypatch):
-    report, run = load_script("frontier/report"), tmp_path / "0.65" / "compare"
-    networks = {"searched": "300-16-a", "interleaved": "310-32-ad"}
-    for name, network in networks.items():
-        folder = run / "runs" / f"{network}-1"
-        folder.mkdir(parents=True)
-        content = results({"searched": 99.0, "interleaved": 101.0}[name], letters=network[7:])
-        write_yaml(folder / "results.yaml", content)
-        write_yaml(folder / "provenance.yaml", {"vocab_size": 300})
-    write_yaml(run / "comparison.yaml", {"patterns": networks, "margin": 0.01})
-    times = {name: {"ms_per_1000_bytes": 2.0 + i, "ratio": 0.5 + i} for i, name in enumerate(networks.values())}
-    monkeypatch.setattr(report, "measure_networks", lambda names, overrides: {name: times[name] for name in names})
-    monkeypatch.setattr("sys.argv", ["report.py", str(run), "--out", str(tmp_path)])
-    report.main()
-    table = report.read_table(tmp_path / "frontier.csv")
-    columns = "budget", "name", "network", "ms_per_1000_bytes", "time_ratio", "test_word_perplexity"
-    assert [[row[column] for column in columns] for row in table] == [
-        ["0.65", "searched", "300-16-a", "2", "0.5", "99"],
-        ["0.65", "interleaved", "310-32-ad", "3", "1.5", "101"],
-    ]
-
-
-def test_named_networks_are_timed_relative_to_the_reference(text_folder, cache, monkeypatch):
-    timed = {}
-
-    def text_times(networks, *_):
-        timed.update(networks)
-        return {name: {"ratio": number} for number, name in enumerate(networks)}
-
-    monkeypatch.setattr("nas.costs.measurement.text_times", text_times)
-    options = [f"data.source={text_folder}", f"data.cache={cache}", "data.vocab_size=300", "search.vocab_size=[]"]
-    helpers = load_script("helpers")
-    assert helpers.measure_networks(["310-16-h2-ad"], options) == {"310-16-h2-ad": {"ratio": 1}}
-    (blocks, config, corpus), (own_blocks, own_config, own_corpus) = timed.values()
-    assert len(blocks) == 12 and (corpus.vocab_size, config.model.d_model) == (300, 64)
-    assert own_blocks == ["attention", "dense"] and (own_corpus.vocab_size, own_config.model.d_model) == (310, 16)
-    assert own_config.model.heads == 2
+def test_the_fit_of_the_prior_is_a_regression_with_effects_of_networks_and_sizes():
+    """Least squares in which every effect is a column, and every prior a row. The surrogate has seen no text."""
+    generator, patterns = np.random.default_rng(0), ("attention", "dense", "attention dense", "dense attention conv")
+    networks = [make_network(size, size // 12, own.split()) for size in (768, 1536) for own in patterns]
+    texts = [[Point(n, t, 2 + generator.random()) for n in networks[:count] for t in (0.125, 1.0)] for count in (8, 6)]
+    points = [(text, point, row % 4 < 2) for text, own in enumerate(texts) for row, point in enumerate(own)]
+    surrogate = Surrogate([], networks, terms={term: (0.0, spread) for term, spread in BETWEEN.items()})
+    known = surrogate.inputs([point.network for _, point, _ in points], [point.share for _, point, _ in points])
+    effects = sorted({(text, key) for text, p, _ in points for key in (p.network, p.network[:2])}, key=str)
+    columns = []
+    for (text, point, full), features in zip(points, known.features, strict=True):
+        wrong = full * np.array(misjudged_by_hand(point.network, point.share, surrogate))
+        times = 1.0, np.log(point.share), point.share == 1
+        of_text = [time * (text == number) for time in times for number in range(2)]
+        own = (text, point.network), (text, point.network[:2])
+        columns.append([*features, *wrong, *of_text, *(float(effect in own) for effect in effects)])
+    spreads = np.array([*WIDER * surrogate.spread, *[MISJUDGED] * 8, *[1] * 6, *[OWN] * len(effects)])
+    rows = np.vstack([np.array(columns) / NOISE, np.diag(1 / spreads)])
+    wanted = np.concatenate([np.log([point.loss for _, point, _ in points]) / NOISE, np.zeros(len(spreads))])
+    names, means, errors = fit([{p: full for text, p, full in points if text == number} for number in range(2)])
+    expected = np.linalg.lstsq(rows, wanted, rcond=None)[0][: len(names)]
+    np.testing.assert_allclose(means, expected, atol=1e-6)
+    np.testing.assert_allclose(errors, np.sqrt(np.diag(np.linalg.inv(rows.T @ rows)))[: len(names)], rtol=1e-4)
+    assert names[-2:] == ["conv", "conv, T"] and len(names) == len(surrogate.spread)
 
 
 def test_search_and_retrain_of_an_experiment_share_text_and_sizes():

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import re
+import subprocess
 from collections import Counter
 
 import numpy as np
@@ -10,9 +12,12 @@ import torch
 
 from models.operations.operation import BlockConfig, Segment
 from models.relative_attention import sinusoidal_encodings
+from nas.core.config_loading import load_config
 from nas.core.errors import InputError
+from nas.core.pattern import interleaved, read_pattern
 from nas.gumbel.gumbel_phase import gumbel, gumbel_like, set_choices, straight_through
 from tests.making import generator, make_search, supernet_of
+from tests.processes import ROOT
 from tests.reference import expected_loss
 
 LOGITS = torch.tensor([[0.3, -0.4, 0.1], [1.2, 0.0, -0.7]], dtype=torch.float64)
@@ -281,3 +286,15 @@ def test_wrong_options_and_gradients_are_refused(gumbel_phase):
     with pytest.raises(FloatingPointError, match="gradient of the logits"):
         logits.update(sample)
     assert torch.equal(before, logits.values)
+
+
+def test_make_paper_runs_the_four_stages_with_the_method_of_the_paper():
+    shown = subprocess.run(["make", "-n", "paper"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    stages = re.findall(r"python (\w+)\.py", shown)
+    assert [*dict.fromkeys(stages)] == ["search", "derive", "retrain", "animate"] and stages.count("retrain") == 3
+    folder = ROOT / "experiments" / "paper"
+    config = load_config(folder / "paper.yaml", [])
+    assert (config.search.method, config.search.sampling, config.data.source) == ("gumbel", "soft", "pydoc")
+    assert config.search.operations == ["attention", "dense", "identity"]
+    assert read_pattern(folder / "interleaved.yaml")["blocks"] == interleaved(config.model.blocks)
+    assert config.search.warmup_steps == config.train.steps // 4

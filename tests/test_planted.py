@@ -1,78 +1,84 @@
-"""Searches on corpora with known patterns, one for each kind. experiments/planted runs ten seeds of each."""
+"""A search on a text whose best networks are known. experiments/planted has the results on four such texts."""
+
+import itertools
+import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.making import load_script
+from experiments.helpers import ArrayCorpus, Training
+from nas.core.config_loading import load_config
+from nas.core.files import write_yaml
+from nas.core.pattern import abbreviate, expand, interleaved
+from nas.costs.flops import count_flops
+from nas.search.space import NetworkCosts, make_network, within_budget
+from nas.search.strategy import Strategy, successive_halving
+from nas.search.trials import Trials
+from nas.training.device import set_up_device
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def planted():
-    return load_script("planted/run")
-
-
-@pytest.mark.parametrize("name", ["nowhere", "late"])
-def test_trials_find_the_planted_pattern_freely_and_within_the_budget(planted, name):
-    """Shorter than the experiment, which shows all four corpora."""
-    found = planted.search(name, 1, ["train.threads=1", "train.batch_size=32"])
-    assert planted.is_right(name, found["free"]) and planted.is_right(name, found["budget"]), found
-    assert planted.which_fit(name, [])[found["budget"]]
-
-
-def test_is_right_accepts_the_right_patterns_only(planted):
-    right = {"nowhere": "d ad ddd", "once": "a dad a", "early": "ad add dad", "late": "da dda ada"}
-    wrong = {"nowhere": "a aa", "once": "d dd", "early": "da dda aaa", "late": "ad aad a"}
-    for expected, cases in ((True, right), (False, wrong)):
-        for name, patterns in cases.items():
-            for pattern in patterns.split():
-                assert planted.is_right(name, pattern) == expected, (name, pattern)
-
-
-def test_the_known_pattern_just_meets_its_budget(planted):
-    for name, corpus in planted.CORPORA.items():
-        within = planted.which_fit(name, [])
-        assert within[corpus.known] and planted.is_right(name, corpus.known) and not within["aaa"]
+VOCABULARY, KNOWN, SUFFICIENT = 48, "da", "d.*a"
+OPTIONS = {
+    "seed": 1,
+    "data": {"tokenizer": "words"},
+    "model": {
+        "d_model": 16,
+        "heads": 2,
+        "d_ffn": 64,
+        "blocks": 3,
+        "dropout": 0,
+        "tie_embeddings": True,
+        "ngram_rows": [],
+    },
+    "train": {"steps": 800, "batch_size": 32, "segment": 16, "memory": 16, "warmup_steps": 20, "weight_decay": 0.02},
+    "search": {"operations": ["attention", "dense", "identity"]},
+}
 
 
-def test_streams_follow_their_rules(planted):
-    """Nine tokens in ten are among those that the rule allows."""
-    maps, pairs = planted.MAPS, planted.PAIRS
-    allowed = {
-        "nowhere": lambda x, i: {m[x[i - 1]] for m in maps},
-        "once": lambda x, i: {m[x[i - 2]] for m in maps},
-        "early": lambda x, i: {pairs[x[i - 1], x[i - 2]]},
-        "late": lambda x, i: {m[x[i - k]] for m in maps for k in (1, 2, 3, 4)},
-    }
-    for name, rule in allowed.items():
-        stream = planted.CORPORA[name].stream(4000, 5)
-        follows = np.mean([stream[i] in rule(stream, i) for i in range(4, len(stream))])
-        assert 0.88 < follows < 0.95, name
+def mapped_tokens(length: int, seed: int) -> np.ndarray:
+    """Nine tokens in ten are a random one of two maps of a random one of the four tokens before.
+
+    The prediction is a mixture of their maps, and not a map of their mixture. So a dense block must map each token
+    before attention mixes them. The embedding can make only one of two random maps linear.
+    """
+    maps = np.random.default_rng(99).permuted(np.tile(np.arange(VOCABULARY), (2, 1)), axis=1)
+    source = np.random.default_rng(seed)
+    tokens = source.integers(VOCABULARY, size=length)
+    follows, which, back = source.random(length) < 0.9, source.integers(2, size=length), source.integers(1, 5, length)
+    for position in range(4, length):
+        if follows[position]:
+            tokens[position] = maps[which[position], tokens[position - back[position]]]
+    return tokens
 
 
-def test_both_searches_of_a_seed_see_the_losses_that_each_would_see_alone(planted, monkeypatch):
-    """They share trainings, which cannot go back. A network of the free search may begin at the second rung."""
-    seen = {}
+@pytest.mark.slow
+def test_a_search_finds_the_known_pattern_freely_and_within_its_cost(tmp_path):
+    write_yaml(tmp_path / "planted.yaml", OPTIONS)
+    config = load_config(tmp_path / "planted.yaml", ["train.threads=1"])
+    corpus = ArrayCorpus(VOCABULARY, train=mapped_tokens(600_000, 1), valid=mapped_tokens(16_000, 2))
+    runtime, known = set_up_device(config.seed, config.train), {}
 
-    class Training:
-        def __init__(self, blocks, *_):
-            self.blocks, self.reached = tuple(blocks), 0.0
+    class TrialsHere(Trials):
+        """Trials in this process. known: the trainings and figures of all searches."""
 
-        def until(self, share):
-            assert share > self.reached
-            self.reached = share
-            return {"bits_per_byte": share}
+        def train(self, networks, share):
+            for network in networks:
+                if (network, share) not in known:
+                    training, reached = known.get(network, (None, share))
+                    if reached >= share:  # a training cannot go back
+                        training = Training(list(network.blocks), config, corpus, runtime)
+                    known[network, share], known[network] = {"valid": training.until(share)}, (training, share)
+            return {network: known[network, share] for network in networks}
 
-    def halve(strategy):
-        first = next(network for network in strategy.networks if network.blocks == ("dense", "attention"))
-        free = strategy.budget == float("inf")
-        for share in (1 / 4,) if free else (1 / 8, 1 / 4):
-            found = strategy.trials.train([first], share)
-            seen[free, share] = found[first]["valid"]["bits_per_byte"]
-        return first
-
-    monkeypatch.setattr(planted, "Training", Training)
-    monkeypatch.setattr("nas.search.strategy.successive_halving", halve)
-    planted.search("early", 1, ["train.threads=1"])
-    assert seen == {(True, 1 / 4): 1 / 4, (False, 1 / 8): 1 / 8, (False, 1 / 4): 1 / 4}
+    sizes, table = (VOCABULARY, config.model.d_model), count_flops(config, corpus.counts())
+    costs = NetworkCosts({sizes: table}, make_network(*sizes, interleaved(3)))
+    own, everything = table.cost(expand(KNOWN)), itertools.product(("attention", "dense"), repeat=3)
+    everything = [*everything, *itertools.product(("attention", "dense"), repeat=2), ("attention",), ("dense",)]
+    cheap = [blocks for blocks in everything if within_budget(table, own)(blocks)]
+    assert ("dense", "attention") in cheap and ("attention",) * 3 not in cheap
+    for blocks, budget in ((everything, math.inf), (cheap, own / costs.reference_cost)):
+        trials = TrialsHere(config, {VOCABULARY: corpus}, Path(), runtime)
+        networks = [make_network(*sizes, one) for one in blocks]
+        found = abbreviate(successive_halving(Strategy(trials, costs, budget, networks)).blocks)
+        assert re.search(SUFFICIENT, found), (budget, found)

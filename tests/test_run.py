@@ -18,6 +18,25 @@ OPTIONS = [
 ]
 
 
+def check_table(shown, summary):
+    """The last lines have a row for each predictor, whose figures are those of the whole predictor on test."""
+    lines = shown.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("on test "))
+    head, rows = lines[start], lines[start + 1 : start + 4]
+    columns = ["bits per byte", "network alone", "word perplexity", "ms for 1,000 bytes"]
+    ends = [head.index(column) + len(column) for column in columns]
+    for name, row in zip(("found", "usual", "no-network"), rows, strict=True):
+        own, cells = summary[name], [row[: ends[0]].split()[-1], *(row[:end].split()[-1] for end in ends[1:])]
+        ms = own["ms_per_1000_bytes"] + own.get("mixture_ms_per_1000_bytes", 0)
+        assert row.startswith(name.replace("-", " ")) and cells[0] == f"{own['bits_per_byte']:.4f}"
+        assert cells[2:] == [f"{own['word_perplexity']:,.1f}", f"{ms:.3g}"]
+        what = "cache and counts alone"
+        if "blocks" in own:
+            what = f"{own['vocab_size']} pieces, width {own['d_model']}, {abbreviate(own['blocks'])}"
+            assert cells[1] == f"{own['network_bits_per_byte']:.4f}"
+        assert row[ends[-1] :] == f"  {what}"
+
+
 def check_report(folder, summary, percent):
     """The report begins with the answer. percent: bits per byte of the found network against the usual one."""
     page = (folder / "report.html").read_text()
@@ -54,20 +73,24 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
     for name in ("found", "usual"):
         own, results = summary[name], yaml.safe_load((folder / name / "results.yaml").read_text())
         assert own["bits_per_byte"] == results["test"]["bits_per_byte"] and own["blocks"] == results["pattern"]
-        assert f"\n{name} network: {own['vocab_size']} pieces, width 16" in shown
-        assert f"{abbreviate(own['blocks'])}, dropout 0.1: " in shown and own["dropout"] == 0.1
+        assert own["dropout"] == 0.1
     valid = {name: yaml.safe_load((folder / name / "results.yaml").read_text())["valid"] for name in ("found", "usual")}
     best = "usual" if 1.001 * valid["usual"]["bits_per_byte"] < valid["found"]["bits_per_byte"] else "found"
     counted = yaml.safe_load((folder / "no-network" / "results.yaml").read_text())
     noise = 0.8 / valid["found"]["tokens"] ** 0.5
     if counted["valid"]["bits_per_byte"] <= (1 + max(0.001, noise)) * valid[best]["bits_per_byte"]:
         best = "no-network"
-    assert summary["use"] == best and f"the model to use: {folder / best}\n" in shown
+    assert summary["use"] == best and shown.endswith(f"; the model to use: {folder / best}\n")
+    check_table(shown, summary)
+    assert 1 <= len(summary["text"]) <= 4 and all(0 < len(row) <= 110 for row in summary["text"])
+    assert "".join(f"  {row}\n" for row in summary["text"]) in shown
+    again = "--temperature", 0.8, "--top-p", 0.9, "--seed", 1, "--tokens", 500, "--lines", 12
+    written = " ".join(succeed("generate", folder / best, *again).split())
+    assert written.startswith(" ".join(" ".join(summary["text"]).split()))
     assert summary["usual"]["blocks"] == ["attention", "dense"] and summary["usual"]["time_ratio_to_usual"] == 1
     percent = 100 * (summary["found"]["bits_per_byte"] / summary["usual"]["bits_per_byte"] - 1)
     alone = 100 * (summary["found"]["network_bits_per_byte"] / summary["usual"]["network_bits_per_byte"] - 1)
     assert f"found against usual: {percent:+.1f}% bits per byte (networks alone: {alone:+.1f}%), at " in shown
-    assert f"no network, cache and counts alone: {counted['test']['bits_per_byte']:.4f} bits per byte" in shown
     assert "Which part predicted each token" in (folder / "report.html").read_text()
     assert " of the reference's time\n" in shown
     assert "next: python" not in shown  # it runs the next stages itself
@@ -75,7 +98,10 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
     assert ("differ by less than its noise" in shown) == (lead < noise)
     assert "going on from the trial" in (folder / "logs" / "found.txt").read_text()
     check_report(folder, summary, percent)
-    assert succeed("run", *whole).splitlines()[-5:] == shown.splitlines()[-5:]
+    last = shown[shown.index("\non test ") :]
+    assert succeed("run", *whole).endswith(last[1:])
+    write_yaml(folder / "summary.yaml", summary | {"text": ["kept, not generated again"]})
+    assert "\n  kept, not generated again\nreport" in succeed("run", *whole)
     (folder / "found" / "best.pt").unlink()
     before = yaml.safe_load((folder / "found" / "results.yaml").read_text())
     succeed("run", *whole)
@@ -100,7 +126,7 @@ def test_a_space_of_one_network_has_a_report_too(tmp_path, small_yaml):
     options += ["model.dropout=auto", "model.blocks=1", "train.steps=20"]
     shown = succeed("run", small_yaml, "--run", tmp_path / "run", *options)
     summary = yaml.safe_load((tmp_path / "run" / "summary.yaml").read_text())
-    assert summary["found"]["dropout"] == 0 and ", dropout" not in shown  # that of the training, not auto
+    assert summary["found"]["dropout"] == 0  # that of the training, not auto
     assert summary["usual"]["time_ratio_to_reference"] > 1  # by what is mixed with it
     assert "found against usual (the reference): +0.0% bits per byte (networks alone: +0.0%), at " in shown
     assert summary["use"] != "usual"  # it is not better

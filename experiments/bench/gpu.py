@@ -35,7 +35,7 @@ from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+sys.path.insert(0, str(ROOT))
 
 WARM_UP = 20  # steps that compile operations and fill the memories
 TENSORFLOW_STEPS = 56_500
@@ -70,6 +70,17 @@ def configure(options: list[str], **sections):
         sections["train"] = {"weight_decay": 0.02} | sections.get("train", {})
         path.write_text(yaml.safe_dump(sections))
         return load_config(path, options)
+
+
+def zipf_corpus(tokens: int, words: int = 12_000):
+    """A corpus of independent random tokens; rank r has a probability proportional to 1 / (r + 1)^1.07."""
+    import numpy as np
+
+    from experiments.helpers import ArrayCorpus
+
+    probability = np.arange(1.0, words + 1) ** -1.07
+    stream = np.random.default_rng(0).choice(words, tokens, p=probability / probability.sum())
+    return ArrayCorpus(words, train=stream, valid=stream[: tokens // 10])
 
 
 def shared_soft(warmup_steps: int = 0) -> dict:
@@ -136,8 +147,6 @@ def peak_mb(runtime) -> float:
 
 
 def tensorflow_training(arguments) -> dict:
-    from throughput import zipf_corpus
-
     steps = 60 if arguments.small else TENSORFLOW_STEPS
     model = {"d_model": 128, "heads": 4, "d_ffn": 512, "blocks": 6, "cutoffs": [250, 2500]}
     train = {"batch_size": 32, "segment": 32, "memory": 16, "steps": steps}
@@ -173,8 +182,6 @@ def tensorflow_training(arguments) -> dict:
 
 def base_model(arguments, search: dict):
     """(configuration, corpus) of Transformer-XL base, or of a tiny model with --small."""
-    from throughput import zipf_corpus
-
     model, shape, words = (SMALL, SMALL_SHAPE, SMALL_WORDS) if arguments.small else (BASE, BASE_SHAPE, WORDS)
     config = configure(arguments.options, model=model, train={**shape, "steps": 10**6}, search=search)
     return config, zipf_corpus(20_000 if arguments.small else 3_000_000, words)
@@ -255,8 +262,6 @@ def four_stages(arguments) -> dict:
 
 
 def small_step(arguments) -> dict:
-    from throughput import zipf_corpus
-
     from nas.core.pattern import interleaved
     from nas.training.train_step import ReplayedStep
 

@@ -35,13 +35,25 @@ NO_WORDS = {"go"}
 WORDS_PER_CELL = 1000  # a perplexity beyond has no decimals
 
 
+def answer(found: dict, none: dict | None) -> dict:
+    """What a search answers: its network, or cache and counts alone if it has none or valid says that they are as good.
+
+    none: the result of no_network.py, None if there is none yet.
+    """
+    bits = [one["valid"]["bits_per_byte"] if one and "valid" in one else math.inf for one in (found, none)]
+    return found if bits[0] < bits[1] else (none or {}) | {"network": None, "network_figures": None, "ratio": None}
+
+
 def read_results(folder: Path) -> list[dict]:
     """The lines of results.csv, from the JSON files of a folder of results."""
     rows = []
     for text in TEXTS:
+        file = folder / "results" / f"{text},,none,1.json"
+        none = json.loads(file.read_text()) if file.exists() else None
         for path in sorted((folder / "results").glob(f"{text},*.json")):
             _, budget, predictor, seed = path.stem.split(",")[:4]
             found = json.loads(path.read_text())
+            found = answer(found, none) if predictor in ("found", "optuna") else found
             if predictor in PREDICTORS and "test" in found:
                 about = {"text": text, "budget": budget, "predictor": predictor, "seed": seed}
                 about |= {"what": what_of(predictor, found), "ratio": found.get("ratio") or ""}

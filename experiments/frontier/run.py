@@ -10,16 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.frontier.problem import open_text, options_of_cell, read_arguments, read_run, results_of, seeds_of
-from experiments.helpers import FRONTIER
+from experiments.helpers import FRONTIER, open_space
 from nas.core.errors import RunError, run_command
 from nas.core.files import read_yaml
 from nas.core.run_folder import CHOICE, CONFIG, PATTERN, TRIALS, run_options
 
-
+ROOT = Path(__file__).parents[2]
 SEEN = {"wikitext-2"}  # texts whose losses the prior of the surrogate has; it is fitted again without them
 
 
@@ -31,6 +30,9 @@ def call(script: str, *arguments) -> None:
 def search_and_train(cell: Path, options: list[str]) -> dict:
     """The results of one search, and of the training of its network. cell: a folder beside costs.yaml of the text."""
     from nas.search.network_search import COSTS
+
+    if not fits(cell.parent, options):
+        return {"network": None}
 
     search, training = cell / "search", cell / "found"
     (search / TRIALS).mkdir(parents=True, exist_ok=True)
@@ -46,6 +48,15 @@ def search_and_train(cell: Path, options: list[str]) -> dict:
     for checkpoint in search.glob("trials/*/checkpoint.pt"):
         checkpoint.unlink()
     return about | read_run(training)
+
+
+def fits(folder: Path, options: list[str]) -> bool:
+    """Whether a network is within the budget. folder: with costs.yaml."""
+    from nas.search.space import first_candidates
+
+    config, _, shapes, costs, _ = open_space(FRONTIER, folder, options)
+    tables = {shape: costs.tables[shape] for shape in shapes}
+    return bool(first_candidates(config, tables, config.search.latency.target * costs.reference_cost))
 
 
 def main() -> None:

@@ -2,11 +2,11 @@
 (pip install -r experiments/outside/requirements.txt).
 
 Tokens and their number are those of the search: the same vocabularies, and as many passes over the text. The time of a
-network for 1,000 bytes, measured as a whole, is at most the budget's share of the reference's time. For each vocabulary
-the network with the most parameters in its blocks is trained; valid decides the vocabulary, and then the learning rate.
-The recipe is the usual one: AdamW, betas 0.9 and 0.95, weight decay 0.1, a warm-up and a cosine, gradients clipped at 1,
-tied embeddings, no dropout because the text is read once. Scores favour it: each token but the first ones has at least
-half of a context before it, and the time is that of contexts without overlap.
+network for 1,000 bytes is at most the budget's share of the reference's time. For each vocabulary the network with the
+most parameters in its blocks is trained; valid decides the vocabulary, and then the learning rate. The recipe is the
+usual one: AdamW, betas 0.9 and 0.95, weight decay 0.1, a warm-up and a cosine, gradients clipped at 1, tied embeddings,
+no dropout because the text is read once. Scores favour it: each token but the first ones has at least half of a context
+before it, and the time is that of contexts without overlap.
 
 --measure only measures times, while nothing else should run.
 """
@@ -49,8 +49,8 @@ def nll_of(model, rows, skip: int = 0) -> float:
         return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"))
 
 
-def times(shapes: list[tuple[int, int]], bytes_per_token: dict[int, float]) -> dict:
-    """{(pieces, width): ms for 1,000 bytes of a network without blocks, and of each block}. One thread."""
+def times(shapes: list[tuple[int, int]]) -> dict:
+    """{"PIECES,WIDTH": microseconds for a token of a network without blocks, and of each block}. One thread."""
     import torch
 
     from nas.costs.measurement import timed_rounds
@@ -62,19 +62,22 @@ def times(shapes: list[tuple[int, int]], bytes_per_token: dict[int, float]) -> d
     taken = {name: float(np.quantile(own, 0.25)) for name, own in timed_rounds(works, ROUNDS).items()}
     found = {}
     for pieces, width in shapes:
-        few, many = (1e6 * taken[pieces, width, b] / (ROWS * CONTEXT * bytes_per_token[pieces]) for b in counts)
+        few, many = (1e6 * taken[pieces, width, b] / (ROWS * CONTEXT) for b in counts)
         block = (many - few) / (counts[1] - counts[0])
         found[f"{pieces},{width}"] = few - block, block
     return found
 
 
-def candidates(costs: dict, limit: float) -> list[tuple[int, int, int]]:
-    """For each vocabulary the network within the time that has the most parameters in its blocks."""
+def candidates(costs: dict, limit: float, bytes_per_token: dict[int, float]) -> list[tuple[int, int, int]]:
+    """For each vocabulary the network within the time that has the most parameters in its blocks.
+
+    limit: ms for 1,000 bytes. costs: of times(), which hold for each text.
+    """
     best = {}
     for name, (overhead, block) in costs.items():
         pieces, width = map(int, name.split(","))
-        blocks = min(DEEPEST, math.floor((limit - overhead) / block))
-        if blocks >= 1:
+        spare = limit * bytes_per_token.get(pieces, 0.0) - overhead
+        if (blocks := min(DEEPEST, math.floor(spare / block))) >= 1:
             best[pieces] = max(best.get(pieces, (0,)), (12 * width**2 * blocks, width, blocks))
     return [(pieces, width, blocks) for pieces, (_, width, blocks) in sorted(best.items())]
 
@@ -134,9 +137,11 @@ def train(corpus, network: tuple[int, int, int], rate: float, epochs: float, see
 
 def cell(arguments, jobs, text: str, budget: float, opened) -> None:
     """The trainings of a cell, which all are results."""
+    from nas.data.corpus import bytes_per_token
+
     config, corpora, _, costs, _ = opened
-    known = jobs.get(f"{text},times,gpt2,1")
-    networks = candidates(known, budget * costs.reference_cost)
+    rates = {size: bytes_per_token(corpus) for size, corpus in corpora.items()}
+    networks = candidates(jobs.get("times,gpt2"), budget * costs.reference_cost, rates)
     name = f"{text},{budget},gpt2"
 
     def trained(network, rate: float, seed: int, splits=SPLITS[:1], kind: str = "tried") -> dict:
@@ -166,11 +171,8 @@ def main() -> None:
     jobs = results_of(arguments)
     for text in arguments.texts:
         opened = open_text(arguments, text)
-        _, corpora, shapes, *_ = opened
-        from nas.data.corpus import bytes_per_token
-
-        rates = {size: bytes_per_token(corpus) for size, corpus in corpora.items()}
-        jobs.do(f"{text},times,gpt2,1", lambda: times(shapes, rates))  # noqa: B023
+        shapes = opened[2]
+        jobs.do("times,gpt2", lambda: times(shapes))  # noqa: B023
         for budget in () if measure else arguments.budgets:
             cell(arguments, jobs, text, budget, opened)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.frontier.problem import open_text, options_of_cell, read_arguments, read_run, results_of, seeds_of
+from experiments.frontier.run import fits
 from experiments.helpers import FRONTIER, open_space, open_trials
 from nas.core.errors import run_command
 
@@ -42,6 +43,8 @@ def search(cell: Path, options: list[str]) -> dict:
     from nas.search.space import within_budget
     from nas.search.trials import RUNGS, batches
 
+    if not fits(cell.parent, options):
+        return {"network": None}
     folder = cell / "optuna"
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(cell.parent / COSTS, cell)

@@ -1,4 +1,5 @@
-"""PPMd in each text: `python experiments/outside/ppmd.py --out runs/frontier` (pip install -r experiments/outside/requirements.txt).
+"""PPMd: `python experiments/outside/ppmd.py --out runs/frontier`
+(pip install -r experiments/outside/requirements.txt).
 
 The size of a split is what it adds to train in one archive (variant H, pyppmd). Valid decides the order. Words of the
 text, as everywhere, give the word perplexity.

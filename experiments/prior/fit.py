@@ -1,11 +1,11 @@
 """Fit the prior means of the surrogate: `python experiments/prior/fit.py`.
 
 The data are losses of networks on several texts. Those of `kernel` and `stdlib` are of run.py, in losses.csv. Those of
-earlier searches and grids are in earlier.csv; their trials of full attention were judged at full lengths, which they had
-not learned, so these have terms of their own. All give the posterior of the surrogate's factors,
-from means of 0 and WIDER times BETWEEN. Each text has an offset, a slope in T, and an offset of whole trainings, whose
-learning rates have decayed. The prior of another text has the posterior means and the spreads BETWEEN. The offset and the
-slope in T stay as they are. The last line has the TERMS of nas/search/surrogate.py; --without TEXT leaves a text out.
+earlier searches and grids are in earlier.csv. Their trials of full attention were judged at full lengths, which they
+had not learned, so these have terms of their own. All give the posterior of the surrogate's factors, from means of 0
+and WIDER times BETWEEN. Each text has an offset, a slope in T, and an offset of whole trainings, whose learning rates
+have decayed. The prior of another text has the posterior means and the spreads BETWEEN. The offset and the slope in T
+stay as they are. The last line has the TERMS of nas/search/surrogate.py; --without TEXT leaves a text out.
 """
 
 import argparse

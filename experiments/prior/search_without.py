@@ -1,13 +1,16 @@
-"""search.py with a prior that has not seen a text: `python experiments/prior/search_without.py TEXT CONFIG --run RUN`."""
+"""search.py with a prior that has not seen a text:
+`python experiments/prior/search_without.py TEXT CONFIG --run RUN`.
+"""
 
 import runpy
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from experiments.prior.fit import prior_of, read_points
+
+ROOT = Path(__file__).parents[2]
 
 if __name__ == "__main__":
     import nas.search.strategy

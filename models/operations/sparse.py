@@ -23,7 +23,7 @@ from models.operations.attention import Attention, RelativeAttention
 from models.operations.operation import Segment
 from models.relative_attention import MASKED, attend, cache_tensors, join_heads, split_heads
 
-DENSE_UP_TO = 256  # up to this many keys a dense mask is faster: experiments/bench/sequence.py --border
+DENSE_UP_TO = 256  # up to this many keys a dense mask is faster (experiments/bench/README.md)
 
 
 @dataclass(frozen=True)

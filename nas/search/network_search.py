@@ -282,7 +282,9 @@ def pi_lines(strategy: Strategy) -> list[dict]:
         probabilities = strategy.fit(count).probability_best(strategy.networks)
         pi = block_probabilities(strategy.networks, probabilities, operations, config.model.blocks)
         line = {"step": sum(reached.values()), "temperature": 1.0, "operations": operations, "pi": pi.tolist()}
-        lines.append(line | {"expected_latency_ms": None, "expected_cost_ratio": float(probabilities @ ratios)})
+        lines.append(
+            line | {"trials": count, "expected_latency_ms": None, "expected_cost_ratio": float(probabilities @ ratios)}
+        )
     return [line | {"of_steps": lines[-1]["step"]} for line in lines]
 
 

@@ -44,7 +44,8 @@ class Rung(NamedTuple):
 
 BATCH = 4  # networks of the first rung that are proposed at once, if no more train at a time
 RUNGS = Rung(FIRST_SHARE, 12), Rung(1 / 4, 5, 3), Rung(1 / 2, 2)
-# Of at least 12 networks that train at a time, in two batches; more networks and shorter trainings (experiments/versus)
+# Of at least 12 networks that train at a time, in two batches; more networks and shorter trainings, as simulations of
+# commit 11badaf suggest
 WIDE_RUNGS = Rung(FIRST_SHARE, 24), Rung(1 / 4, 4, 4)
 # Of a text that is read again. The first parts of trainings do not show which vocabulary overfits later, so each rung
 # keeps different ones, and the last two networks train to the end.
