@@ -1,9 +1,9 @@
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import yaml
+from scipy import stats
 
 from experiments.prior.fit import BETWEEN, MISJUDGED, WIDER, fit
 from nas.comparison.spec import FORMAT as COMPARISON_FORMAT
@@ -106,43 +106,69 @@ def test_each_number_of_passes_is_trained_once(text_folder, cache, tmp_path, mon
         assert len(result["nlls"]) == passes.EVALUATIONS and result["best"] == min(result["nlls"])
 
 
-def test_the_report_of_demonstrations_compares_networks_and_names_the_file_that_decides(tmp_path, monkeypatch, capsys):
+def test_the_report_of_demonstrations_compares_predictors(tmp_path, monkeypatch, capsys):
     report, runs = load_script("demo/report"), [tmp_path / str(seed) for seed in (1, 2)]
-    for name, content in (("a.py", "one\ntwo\n"), ("b.py", "three\n"), ("other.py", "four\n")):
-        (tmp_path / name).write_text(content)
-    (tmp_path / "test.txt").write_text("three\none\ntwo\n")
-    bits = {"1/found": [2, 2, 4], "1/usual": [2, 4, 4], "2/found": [6, 2, 4], "2/usual": [2, 4, 4]}  # of each line
-    for run, (found, usual) in zip(runs, ((0.9, 1.0), (1.3, 1.1)), strict=True):
-        network = {"vocab_size": 2000, "d_model": 64, "blocks": ["attention"], "time_ratio_to_usual": 1.02}
-        for name in ("found", "usual"):
-            (run / name).mkdir(parents=True)
+    for run, (found, usual, alone) in zip(runs, ((0.9, 1.0, 1.5), (1.3, 1.1, 2.5)), strict=True):
+        run.mkdir()
         write_yaml(run / "run.yaml", {"seed": int(run.name), "train": {"epochs": 0.5}})
-        write_yaml(run / "summary.yaml", {"found": network, "use": "found"})
-        for name, value in (("found", found), ("usual", usual)):
-            splits = {"test": {"bits_per_byte": value}, "valid": {"bits_per_byte": value + 0.1}}
-            write_yaml(run / name / "results.yaml", splits | {"train_tokens_per_s": 1.0})
-
-    class Model:
-        def __init__(self, path):
-            self.nll = np.log(2) * np.array(bits[f"{path.parent.name}/{path.name}"])
-
-        def score(self, text):
-            assert text == (tmp_path / "test.txt").read_text()
-            return SimpleNamespace(line_nll=lambda: self.nll)
-
-    monkeypatch.setattr("nas.load_model", Model)
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+        sizes = {"vocab_size": 2000, "d_model": 64, "blocks": ["attention"], "time_ratio_to_usual": 1.02}
+        own = sizes | {"bits_per_byte": found, "network_bits_per_byte": alone}
+        others = {"usual": {"bits_per_byte": usual, "network_bits_per_byte": 2.0}, "no-network": {"bits_per_byte": 1.2}}
+        write_yaml(run / "summary.yaml", {"found": own, "use": "found", **others})
     monkeypatch.setattr("sys.argv", ["report.py", *map(str, runs)])
     report.main()
     printed = capsys.readouterr().out
-    assert "| 1 | 2,000, 64, `a` | 0.5 | 0.9000 | 1.0000 | -10.0% | -9.1% | 1.02 |" in printed
-    assert "test: found is better in 1 of 2, +4.1% ± 14.1%" in printed
-    monkeypatch.setattr("sys.argv", ["report.py", *map(str, runs), "--files", str(tmp_path / "test.txt")])
+    row = "| 1 | 2,000, 64, `a` | 0.5 | 0.9000 | 1.0000 | 1.2000 | -10.0% | -25.0% | -25.0% | 1.02 |"
+    assert row in printed and "against usual: found is better in 1 of 2, +4.09% ± 14.09%" in printed
+    assert "against no network: found is better in 1 of 2, -8.33% ± 16.67%" in printed
+
+
+def test_the_report_of_the_frontier_tests_each_cell_and_takes_the_answer_by_valid(tmp_path, monkeypatch, capsys):
+    report, results = load_script("frontier/report"), tmp_path / "results"
+    results.mkdir()
+
+    def write(name: str, valid: float, test: float, **about) -> None:
+        splits = {"valid": valid, "test": test}
+        splits = {split: {"bits_per_byte": bits, "word_perplexity": 2 ** (5 * bits)} for split, bits in splits.items()}
+        (results / f"{name}.json").write_text(json.dumps(about | splits))
+
+    network = {"vocab_size": 2000, "d_model": 64, "blocks": ["attention"]}
+    about = {"network": network, "ratio": 0.9, "network_figures": {"test": {"bits_per_byte": 3.0}}}
+    write("speeches,,none,1", 2.0, 2.1, order=5, pieces=4000, network_figures=None)
+    for seed, bits in enumerate((1.50, 1.51, 1.52), start=1):
+        write(f"speeches,1.0,found,{seed}", bits, bits, **about)
+        write(f"speeches,1.0,optuna,{seed}", bits + 0.01, bits + 0.01, **about)
+        write(f"speeches,0.4,found,{seed}", 2.01, 1.9, **about)  # on valid no better than no network
+        write(f"speeches,0.4,gpt2,{seed}", 3.0, 3.0 + seed / 100, gpt2=[2000, 64, 2], rate=0.003)
+        (results / f"speeches,0.1,found,{seed}.json").write_text(json.dumps({"network": None}))
+        (results / f"speeches,0.1,gpt2,{seed}.json").write_text(json.dumps({"gpt2": None}))
+    monkeypatch.setattr("sys.argv", ["report.py", str(tmp_path), "--out", str(tmp_path)])
     report.main()
-    rows = [line for line in capsys.readouterr().out.splitlines() if "| `" in line or "%," in line]
-    assert rows == [
-        "| `b.py` | 42.9% | 0.67 | 0.33 | 0.2020 |",  # 6 of 14 bytes; differences of 0 and 4 bits
-        "| `a.py` | 57.1% | 0.75 | 1.00 | 0.0000 |",
-        "all files: +0.0%, standard deviation 28.3%",  # 8/10 and 12/10
-        "without b.py: -25.0%, standard deviation 0.0%",
+    printed = capsys.readouterr().out
+    rows = {
+        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:5]]
+        for line in printed.splitlines()
+        if line.startswith("|")
+    }
+    assert rows["found"] == ["2.100<br>1,448", "2.100<br>1,448", "1.510<br>187.4"]  # exp of the mean of logarithms
+    assert rows["GPT-2 of Transformers"] == ["none fits", "3.020<br>35,120", "none fits"]
+    welch = stats.ttest_ind([1.50, 1.51, 1.52], [1.51, 1.52, 1.53], equal_var=False).pvalue
+    assert rows["found against Optuna, the same space and mixture"][2] == f"-0.7%<br>-3.4%<br>p {welch:.2g}<br>missed"
+    student = 2 * stats.ttest_1samp([1.50, 1.51, 1.52], 2.1).pvalue  # Holm's correction would need a second test
+    assert rows["found against cache and counts, no network"][2].startswith(f"-28.1%<br>-87.1%<br>p {student / 2:.2g}")
+    assert rows["found against cache and counts, no network"][:2] == ["+0.0%<br>+0.0%<br>no seeds<br>missed"] * 2
+    table, picture = (tmp_path / "results.csv").read_text(), tmp_path / "frontier.png"
+    assert picture.exists() and table.count("cache and counts alone") == 6
+    monkeypatch.setattr("sys.argv", ["report.py", "--out", str(tmp_path)])
+    report.main()
+    assert capsys.readouterr().out == printed and (tmp_path / "results.csv").read_text() == table
+
+
+def test_holms_correction_is_that_of_the_definition():
+    report = load_script("frontier/report")
+    assert report.holm([0.01, None, 0.04, 0.03]) == [
+        pytest.approx(0.03),
+        None,
+        pytest.approx(0.06),
+        pytest.approx(0.06),
     ]

@@ -1,7 +1,7 @@
 """The table and the picture of all results: `python experiments/frontier/report.py runs/frontier`.
 
-RESULTS is the folder of run.py and of the programs in experiments/outside, or results.csv, which has a line for each
-result. Writes results.csv and frontier.png beside this program. Prints the table, and for each opponent how far found
+RESULTS is the folder of run.py and of the programs in experiments/outside. Its results replace those of the same texts
+in results.csv, which has a line for each result; without RESULTS, these are shown. Writes results.csv and frontier.png. Prints the table, and for each opponent how far found
 is from it. A difference is that of bits per byte; that of word perplexity follows where words are words. p is that of
 Welch's test over seeds, or of Student's against a predictor without seeds, with Holm's correction over the cells.
 """
@@ -193,18 +193,20 @@ def draw(cells: Cells, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, metavar="RESULTS", help="folder of the runs, or results.csv")
+    parser.add_argument("results", nargs="?", type=Path, metavar="RESULTS", help="folder of the runs")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the files (default: beside this program)")
     arguments = parser.parse_args()
-    is_table = arguments.results.suffix == ".csv"
-    rows = read_table(arguments.results) if is_table else read_results(arguments.results)
+    table = arguments.out / "results.csv"
+    new = read_results(arguments.results) if arguments.results else []
+    kept = read_table(table) if table.exists() else []
+    rows = [*new, *(row for row in kept if row["text"] not in {one["text"] for one in new})]
     if not rows:
         raise InputError(
-            f"{arguments.results} has no results: run.py and the programs of experiments/outside make them"
+            f"{arguments.results or table} has no results: run.py and the programs of experiments/outside make them"
         )
     cells = Cells(rows)
     means = print_tables(cells)
-    write_text(arguments.out / "results.csv", csv_text(rows))
+    write_text(table, csv_text(rows))
     draw(cells, arguments.out / "frontier.png")
     print(json.dumps(means))
 
