@@ -1,8 +1,7 @@
 """What several experiments share."""
 
 import csv
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ from nas.core.pattern import abbreviate, resolve_block
 from nas.core.run_folder import CONFIG
 
 if TYPE_CHECKING:  # they import torch
-    from nas.data.corpus import Corpus
     from nas.training.device import Runtime
 
 FRONTIER = Path(__file__).with_name("frontier") / "frontier.yaml"
@@ -59,18 +57,6 @@ def read_table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def open_experiment(path: Path, overrides: list[str]) -> tuple[Config, "Corpus", "Runtime"]:
-    """(configuration, corpus, device runtime) of a configuration file. Sets the seed and the device."""
-    from nas.data.corpus import Corpus, prepare
-    from nas.training.device import set_up_device
-    from nas.training.passes import resolve_auto
-
-    config = load_config(path, overrides)
-    runtime = set_up_device(config.seed, config.train)
-    corpus = Corpus(prepare(config.data))
-    return resolve_auto(config, corpus), corpus, runtime
-
-
 def open_space(path: Path, out: Path, overrides: list[str]):
     """(configuration, texts by vocabulary, pairs of sizes, costs, device) of the search of a configuration file. The
     costs are those of OUT, and are written there if they are new.
@@ -97,56 +83,6 @@ def open_trials(config: Config, corpora: dict, folder: Path, runtime: "Runtime")
     folder.mkdir(parents=True, exist_ok=True)
     write_yaml(folder / CONFIG, {"stage": "search", **asdict(config)})
     return Trials(config, corpora, folder, runtime, open_engine(config, runtime, folder))
-
-
-class Training:
-    """A training of a network alone, in this process, without a run folder. The seed is config.seed.
-
-    after_step: called with 0 and the phase before the first step, and after each step with its number.
-    """
-
-    def __init__(
-        self,
-        blocks: list[str],
-        config: Config,
-        corpus: "Corpus",
-        runtime: "Runtime",
-        after_step: Callable = lambda step, phase: None,
-    ):
-        import torch
-
-        from nas.retraining.phase import RetrainPhase
-        from nas.training.build import build_fixed
-
-        torch.manual_seed(config.seed)
-        config = replace(config, train=replace(config.train, residual=False))
-        self.model = build_fixed(blocks, config, corpus.vocab_size)
-        self.phase, self.steps, self.after_step = RetrainPhase(self.model, corpus, config, runtime), 0, after_step
-        after_step(0, self.phase)
-
-    def until(self, share: float) -> dict:
-        """Train until a share of the steps, and return the figures on valid as a trial has them. Shares must grow."""
-        from nas.search.trials import rung_steps
-
-        last = rung_steps(share, self.phase.total_steps)
-        if last == self.phase.total_steps:
-            return self.end()  # rates have decayed, so retrain.py judges the whole training too
-        self.phase.begin_trial(last)
-        self.train(last)
-        return self.phase.trial_metrics()
-
-    def end(self) -> dict:
-        """Figures on valid at the end. The model is then in evaluation mode."""
-        self.train(self.phase.total_steps)
-        self.phase.end()
-        self.model.eval()
-        return self.phase.metrics(self.phase.train_weights.average)
-
-    def train(self, last: int) -> None:
-        while self.steps < last:
-            self.steps += 1
-            self.phase.step(self.steps)
-            self.after_step(self.steps, self.phase)
 
 
 def print_row(*cells, header: bool = False) -> None:

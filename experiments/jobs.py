@@ -2,10 +2,8 @@
 
 import json
 import os
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from contextlib import suppress
-from fnmatch import fnmatch
 from pathlib import Path
 
 from nas.core.errors import InputError
@@ -14,26 +12,12 @@ from nas.core.files import write_text
 SETTINGS = "settings.json"
 
 
-def job_parser(description: str, out: str, example: str) -> ArgumentParser:
-    """A parser of the overrides, of --out, which is `out` by default, and of --only, with an example."""
-    parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="such as data.source=FOLDER")
-    parser.add_argument("--out", type=Path, default=Path(out), help="folder of the results")
-    only = f"jobs to do: names with wildcards, separated by commas, such as '{example}'"
-    parser.add_argument("--only", default="*", help=only)
-    return parser
-
-
 class Jobs:
-    """A folder of named results that were computed with the same settings.
+    """A folder of named results that were computed with the same settings. Several processes may share it."""
 
-    Several processes may share it. `only` selects the names that this process computes: patterns with wildcards,
-    separated by commas.
-    """
-
-    def __init__(self, folder: Path, settings: list[str], only: str = "*"):
+    def __init__(self, folder: Path, settings: list[str]):
         """Raises InputError if the folder holds results of other settings."""
-        self.folder, self.only = folder, only.split(",")
+        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         kept = folder / SETTINGS
         own = folder / f".{os.getpid()}"
@@ -52,8 +36,8 @@ class Jobs:
         path = self.folder / f"{name}.json"
         return json.loads(path.read_text()) if path.exists() else None
 
-    def do(self, name: str, work: Callable[[], dict]) -> dict | None:
-        """The result of a name. Calls work() if it is missing and `only` selects it. None if it is still missing."""
-        if self.get(name) is None and any(fnmatch(name, pattern) for pattern in self.only):
+    def do(self, name: str, work: Callable[[], dict]) -> dict:
+        """The result of a name. Calls work() if it is missing."""
+        if self.get(name) is None:
             write_text(self.folder / f"{name}.json", json.dumps(work()))
         return self.get(name)

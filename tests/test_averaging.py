@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiments.helpers import Training
 from nas.core.config import Config
 from nas.core.run_folder import RunFolder
 from nas.training.device import choose_runtime
 from nas.training.optimizer import TailAverage
 from tests.making import make_retraining
+from tests.training import Training
 
 PATTERN = ["attention", "dense"]
 AVERAGE = ["train.steps=12", "train.average_share=0.34", "model.dropout=0.2"]  # of steps 8 to 12

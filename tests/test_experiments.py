@@ -12,7 +12,7 @@ from nas.core.config_loading import load_config
 from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT as PATTERN_FORMAT
 from nas.core.pattern import read_pattern
-from nas.search.space import make_network
+from nas.search.space import NetworkCosts, make_network
 from nas.search.surrogate import NOISE, OWN, Point, Surrogate
 from tests.making import load_script
 from tests.processes import ROOT
@@ -31,6 +31,8 @@ def test_every_yaml_loads(path):
         assert content["format"] == "par-expected/1"
     elif content.get("format") == COMPARISON_FORMAT:
         read_contenders(read_settings(path, {}), path, [])
+    elif "tables" in content:
+        assert NetworkCosts.read(path).reference_cost > 0
     else:
         load_config(path, [])
 
@@ -80,30 +82,6 @@ def test_search_and_retrain_of_an_experiment_share_text_and_sizes():
         assert search.data == retrain.data
         assert search.model.cutoffs == retrain.model.cutoffs
         assert (search.model.d_model, search.model.heads) == (retrain.model.d_model, retrain.model.heads)
-
-
-@pytest.mark.slow
-def test_each_number_of_passes_is_trained_once(text_folder, cache, tmp_path, monkeypatch, capsys):
-    passes = load_script("passes/run")
-    monkeypatch.setattr(passes, "PASSES", (0.5, 1))
-    columns = {"dropout 0": ["model.dropout=0"], "dropout 0.5": ["model.dropout=0.5"]}
-    monkeypatch.setattr(passes, "COLUMNS", columns)
-    options = [f"data.source={text_folder}", f"data.cache={cache}", "data.tokenizer=words", "data.vocab_size=null"]
-    options += ["model.d_model=16", "model.d_ffn=16", "model.ngram_rows=[]", "train.weight_decay=0.02"]
-    options += ["train.batch_size=2", "train.segment=8", "train.memory=8"]
-    monkeypatch.setattr("sys.argv", ["run.py", *options, "--out", str(tmp_path / "out")])
-    passes.main()
-    first = capsys.readouterr().out
-    monkeypatch.setattr(passes, "train", None)  # a second call trains nothing
-    passes.main()
-    assert capsys.readouterr().out == first
-    best = json.loads(first.splitlines()[-1])["best_valid_nll"]
-    cells = {f"{column}, {count} passes" for column in columns for count in (0.5, 1)}
-    assert best.keys() == cells and len(set(best.values())) == 4
-    results = [json.loads(path.read_text()) for path in (tmp_path / "out").glob("*-*.json")]
-    assert len(results) == 4
-    for result in results:
-        assert len(result["nlls"]) == passes.EVALUATIONS and result["best"] == min(result["nlls"])
 
 
 def test_the_report_of_demonstrations_compares_predictors(tmp_path, monkeypatch, capsys):
@@ -156,6 +134,11 @@ def test_the_report_of_the_frontier_tests_each_cell_and_takes_the_answer_by_vali
     assert rows["found against Optuna, the same space and mixture"][2] == f"-0.7%<br>-3.4%<br>p {welch:.2g}<br>missed"
     student = 2 * stats.ttest_1samp([1.50, 1.51, 1.52], 2.1).pvalue  # Holm's correction would need a second test
     assert rows["found against cache and counts, no network"][2].startswith(f"-28.1%<br>-87.1%<br>p {student / 2:.2g}")
+    means = json.loads(printed.splitlines()[-1])
+    assert means["optuna"]["aim"] == "reached" and means["none"]["words"] == pytest.approx(
+        2 ** (5 * -0.59) - 1, abs=1e-4
+    )
+    assert means["optuna"]["p"] == pytest.approx(10 / 20, abs=0.01)  # of 20 ways to exchange, 10 differ as much
     assert rows["found against cache and counts, no network"][:2] == ["+0.0%<br>+0.0%<br>no seeds<br>missed"] * 2
     table, picture = (tmp_path / "results.csv").read_text(), tmp_path / "frontier.png"
     assert picture.exists() and table.count("cache and counts alone") == 6

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.helpers import ArrayCorpus, Training
+from experiments.helpers import ArrayCorpus
 from nas.core.config_loading import load_config
 from nas.core.files import write_yaml
 from nas.core.pattern import abbreviate, expand, interleaved
@@ -17,6 +17,7 @@ from nas.search.space import NetworkCosts, make_network, within_budget
 from nas.search.strategy import Strategy, successive_halving
 from nas.search.trials import Trials
 from nas.training.device import set_up_device
+from tests.training import Training
 
 VOCABULARY, KNOWN, SUFFICIENT = 48, "da", "d.*a"
 OPTIONS = {

@@ -4,7 +4,8 @@ RESULTS is the folder of run.py and of the programs in experiments/outside. Its 
 in results.csv, which has a line for each result; without RESULTS, these are shown. Writes results.csv and frontier.png.
 Prints the table, and for each opponent how far found is from it. A difference is that of bits per byte; that of word
 perplexity follows where words are words. p is that of Welch's test over seeds, or of Student's against a predictor
-without seeds, with Holm's correction over the cells.
+without seeds, with Holm's correction over the cells. Cells in which found has no network have no p, and are no part of
+the means. The last line has these, and p of a permutation test of all cells.
 """
 
 import argparse
@@ -27,12 +28,16 @@ from nas.reporting.figures import BLUE, GREY, NAVY, RED, new_figure, save, tidy
 HERE = Path(__file__).parent
 PREDICTORS = {  # in the order of the table: what it is called, and its line in the picture
     "found": ("found", {"color": RED, "marker": "o"}),
+    "usual": ("usual: interleaved, the same mixture", {"color": "#5b8c5a", "marker": "d"}),
     "optuna": ("Optuna, the same space and mixture", {"color": BLUE, "marker": "s"}),
     "gpt2": ("GPT-2 of Transformers", {"color": NAVY, "marker": "^"}),
     "none": ("cache and counts, no network", {"color": GREY, "linestyle": "--"}),
     "ppmd": ("PPMd", {"color": GREY, "linestyle": ":"}),
 }
+SEARCHED = "found", "usual", "optuna"
 NO_WORDS = {"go"}
+AIMS = {"optuna": -0.015, "gpt2": -0.6, "none": -0.2}  # for the mean difference of word perplexity
+DRAWS = 100_000  # of the permutation test
 WORDS_PER_CELL = 1000  # a perplexity beyond has no decimals
 
 
@@ -54,7 +59,7 @@ def read_results(folder: Path) -> list[dict]:
         for path in sorted((folder / "results").glob(f"{text},*.json")):
             _, budget, predictor, seed = path.stem.split(",")[:4]
             found = json.loads(path.read_text())
-            found = answer(found, none) if predictor in ("found", "optuna") else found
+            found = answer(found, none) if predictor in SEARCHED else found
             if predictor in PREDICTORS and "test" in found:
                 about = {"text": text, "budget": budget, "predictor": predictor, "seed": seed}
                 about |= {"what": what_of(predictor, found), "ratio": found.get("ratio") or ""}
@@ -69,7 +74,7 @@ def what_of(predictor: str, found: dict) -> str:
     """The choice of a predictor in words."""
     if predictor == "gpt2":
         pieces, width, blocks = found["gpt2"]
-        return f"{pieces:,}, {width}, {blocks} blocks, rate {found['rate']}"
+        return f"{pieces:,}, {width}, {blocks} blocks, rate {found['rate']:g}"
     if predictor in ("none", "ppmd"):
         return f"order {found['order']}" + (f", {found['pieces']:,} pieces" if "pieces" in found else "")
     return spell_network(found["network"]) if found["network"] else "cache and counts alone"
@@ -95,6 +100,17 @@ def holm(ps: list[float | None]) -> list[float | None]:
         least = max(least, min(1.0, p * (len(order) - rank)))
         adjusted[index] = least
     return adjusted
+
+
+def permuted(pairs: list[list[np.ndarray]]) -> float:
+    """p, two-sided, of the mean difference of pairs of samples, whose values are exchanged within each pair."""
+    generator, drawn, seen = np.random.default_rng(0), np.zeros(DRAWS), 0.0
+    for own, other in pairs:
+        both = np.concatenate([own, other])
+        orders = generator.permuted(np.tile(both, (DRAWS, 1)), axis=1)
+        drawn += orders[:, : len(own)].mean(axis=1) - orders[:, len(own) :].mean(axis=1)
+        seen += own.mean() - other.mean()
+    return float((1 + (abs(drawn) >= abs(seen) - 1e-12).sum()) / (1 + DRAWS))
 
 
 class Cells:
@@ -141,22 +157,23 @@ def print_tables(cells: Cells) -> dict:
         found = [cells.difference(name, cell) for cell in cells.cells]
         ps, shown = holm([one and one[2] for one in found]), []
         for one, p in zip(found, ps, strict=True):
-            if one:
-                words = "" if one[1] is None else f"<br>{one[1]:+.1%}"
-                better = one[0] < 0 and p is not None and p < 0.05
-                mark = "" if better else "<br>missed"
-                shown.append(f"{one[0]:+.1%}{words}<br>" + ("no seeds" if p is None else f"p {p:.2g}") + mark)
-            else:
-                shown.append("")
+            words = "" if not one or one[1] is None else f"<br>{one[1]:+.1%}"
+            mark = "" if p is not None and one[0] < 0 and p < 0.05 else "<br>missed"
+            told = "no seeds" if p is None else f"p {p:.2g}"
+            shown.append(f"{one[0]:+.1%}{words}<br>{told}{mark}" if one else "")
         print_row(f"found against {title}", *shown)
-        means[name] = {"bits": mean_of([one[0] for one in found if one])}
-        means[name]["words"] = mean_of([one[1] for one in found if one and one[1] is not None])
+        tested = [(cell, one) for cell, one in zip(cells.cells, found, strict=True) if one and one[2] is not None]
+        means[name] = {"bits": mean_of([one[0] for _, one in tested])}
+        means[name]["words"] = mean_of([one[1] for _, one in tested if one[1] is not None])
+        if name in AIMS and means[name]["words"] is not None:
+            means[name]["aim"] = "reached" if means[name]["words"] <= AIMS[name] else "missed"
+        pairs = [[cells.values(one, cell) for one in ("found", name)] for cell, _ in tested]
+        means[name]["p"] = permuted(pairs) if pairs else None
     print()
-    print_row("text, budget", "found, a network for each seed", "Optuna", "GPT-2", "no network", "PPMd", header=True)
+    print_row("text, budget", *PREDICTORS, header=True)
     for text, budget in cells.cells:
         rows = [row for row in cells.rows if row["text"] == text and row["budget"] in ("", str(budget))]
-        own = (("found", "optuna", "gpt2", "none", "ppmd"), rows)
-        print_row(f"{text}, {budget}", *("; ".join(choices(name, own[1])) for name in own[0]))
+        print_row(f"{text}, {budget}", *("; ".join(choices(name, rows)) for name in PREDICTORS))
     return means
 
 

@@ -1,8 +1,9 @@
 """Search and train in each cell: `python experiments/frontier/run.py --out runs/frontier`.
 
-For each text, budget and seed, search.py, derive.py and retrain.py run with the default mixture. All searches of a text
-use the same measured costs; nothing else should run while the first call measures them (`--budgets ''` only measures).
-Results that are there are not repeated. Two calls, for different texts, may run side by side.
+For each text, budget and seed, search.py, derive.py and retrain.py run with the default mixture. The usual network, of
+the reference's sizes and as deep as the budget allows, has the same mixture. All searches of a text use the same
+measured costs; nothing else should run while the first call measures them. Results that are there are not repeated. Two
+calls, for different texts, may run side by side.
 """
 
 import shutil
@@ -15,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from experiments.frontier.problem import open_text, options_of_cell, read_arguments, read_run, results_of, seeds_of
 from experiments.helpers import FRONTIER, open_space
 from nas.core.errors import RunError, run_command
-from nas.core.files import read_yaml
+from nas.core.files import read_yaml, write_yaml
 from nas.core.run_folder import CHOICE, CONFIG, PATTERN, TRIALS, run_options
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,23 @@ def search_and_train(cell: Path, options: list[str]) -> dict:
     return about | read_run(training)
 
 
+def train_usual(cell: Path, options: list[str]) -> dict:
+    """The results of the deepest interleaved network of the reference's sizes within the budget."""
+    from nas.core.pattern import FORMAT, interleaved
+    from nas.costs.baselines import deepest
+    from nas.search.space import make_network, within_budget
+
+    config, _, _, costs, _ = open_space(FRONTIER, cell.parent, options)
+    table, limit = costs.tables[costs.reference[:2]], config.search.latency.target * costs.reference_cost
+    if not (blocks := deepest(interleaved, config.model.blocks, within_budget(table, limit))):
+        return {"network": None}
+    cell.mkdir(parents=True, exist_ok=True)
+    write_yaml(cell / "usual.yaml", {"format": FORMAT, "blocks": blocks})
+    call("retrain.py", cell / "usual.yaml", FRONTIER, *run_options(cell / "usual"), *options)
+    network = make_network(*costs.reference[:2], blocks)
+    return {"network": network.to_dict(), "ratio": costs.ratio(network)} | read_run(cell / "usual")
+
+
 def fits(folder: Path, options: list[str]) -> bool:
     """Whether a network is within the budget. folder: with costs.yaml."""
     from nas.search.space import first_candidates
@@ -68,7 +86,8 @@ def main() -> None:
             for seed in seeds_of(text):
                 options = options_of_cell(text, budget, seed, arguments.overrides)
                 cell = arguments.out / text / f"{budget}-{seed}"
-                jobs.do(f"{text},{budget},found,{seed}", lambda: search_and_train(cell, options))  # noqa: B023
+                for name, work in (("found", search_and_train), ("usual", train_usual)):
+                    jobs.do(f"{text},{budget},{name},{seed}", lambda: work(cell, options))  # noqa: B023
 
 
 if __name__ == "__main__":

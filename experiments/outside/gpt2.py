@@ -1,20 +1,19 @@
 """A GPT-2 of Transformers, trained by its Trainer: `python experiments/outside/gpt2.py --out runs/frontier`
 (pip install -r experiments/outside/requirements.txt).
 
-Tokens and their number are those of the search: the same vocabularies, and as many passes over the text. The time of a
-network for 1,000 bytes is at most the budget's share of the reference's time. For each vocabulary the network with the
-most parameters in its blocks is trained; valid decides the vocabulary, and then the learning rate. The recipe is the
-usual one: AdamW, betas 0.9 and 0.95, weight decay 0.1, a warm-up and a cosine, gradients clipped at 1, tied embeddings,
-no dropout because the text is read once. Scores favour it: each token but the first ones has at least half of a context
-before it, and the time is that of contexts without overlap.
+Its text and vocabularies are those of the search. The time of a network for 1,000 bytes is at most the budget's share
+of the reference's time. For each vocabulary the network with the most parameters in its blocks is trained; valid
+decides the vocabulary, and then the learning rate, both after one pass over the text. The final trainings have PASSES,
+because the search and the training of found take about as long. The recipe is the usual one: AdamW, betas 0.9 and 0.95,
+weight decay 0.1, a warm-up and a cosine, gradients clipped at 1, tied embeddings, no dropout. Scores favour it: each
+token but the first ones has at least half of a context before it, and the time is that of contexts without overlap.
 
---measure only measures times, while nothing else should run.
+--measure only measures costs and times, while nothing else should run.
 """
 
 import math
 import sys
 import time
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +23,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from experiments.frontier.problem import SPLITS, open_text, read_arguments, results_of, seeds_of
 from nas.core.errors import run_command
 
-CONTEXT, ROWS = 256, 8  # tokens; of a batch, in training and evaluation
+CONTEXT, ROWS, SCORED = 256, 4, 8  # tokens; rows of a batch in training, and in evaluation
+CHUNK = 128  # tokens whose logits are in memory at once
 HEAD = 32  # channels
 DEEPEST = 12  # blocks
-RATES = 0.003, 0.001, 0.01  # the first one decides the vocabulary
-ROUNDS = 20
+RATE, FACTOR = 0.003, 2  # the first rate, which decides the vocabulary; others are times or through the factor
+PASSES = 3
+WARM_UP = 50  # steps
+ROUNDS = 10
 
 
 def new_model(pieces: int, width: int, blocks: int):
@@ -44,9 +46,10 @@ def nll_of(model, rows, skip: int = 0) -> float:
     import torch
 
     with torch.no_grad():
-        logits = model(input_ids=rows, use_cache=False).logits[:, skip:-1]
-        targets = rows[:, skip + 1 :]
-        return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"))
+        hidden = model.transformer(input_ids=rows, use_cache=False).last_hidden_state[:, skip:-1].flatten(0, 1)
+        parts = zip(hidden.split(CHUNK), rows[:, skip + 1 :].flatten().split(CHUNK), strict=True)
+        losses = (torch.nn.functional.cross_entropy(model.lm_head(own), to, reduction="sum") for own, to in parts)
+        return float(sum(losses))
 
 
 def times(shapes: list[tuple[int, int]]) -> dict:
@@ -55,17 +58,15 @@ def times(shapes: list[tuple[int, int]]) -> dict:
 
     from nas.costs.measurement import timed_rounds
 
-    works, counts = {}, (1, 5)
-    for (pieces, width), blocks in product(shapes, counts):
-        model, rows = new_model(pieces, width, blocks).eval(), torch.randint(pieces, (ROWS, CONTEXT))
-        works[pieces, width, blocks] = lambda model=model, rows=rows: nll_of(model, rows)
-    taken = {name: float(np.quantile(own, 0.25)) for name, own in timed_rounds(works, ROUNDS).items()}
-    found = {}
-    for pieces, width in shapes:
-        few, many = (1e6 * taken[pieces, width, b] / (ROWS * CONTEXT) for b in counts)
-        block = (many - few) / (counts[1] - counts[0])
-        found[f"{pieces},{width}"] = few - block, block
-    return found
+    works, (few, many), smallest = {}, (1, 5), min(shapes)[0]
+    own = [(*shape, few) for shape in shapes] + [(smallest, width, many) for size, width in shapes if size == smallest]
+    for name in own:
+        model, rows = new_model(*name).eval(), torch.randint(name[0], (SCORED, CONTEXT))
+        works[name] = lambda model=model, rows=rows: nll_of(model, rows)
+    rounds = timed_rounds(works, ROUNDS)
+    taken = {name: 1e6 * float(np.quantile(own, 0.25)) / (SCORED * CONTEXT) for name, own in rounds.items()}
+    blocks = {width: (taken[size, width, many] - taken[size, width, few]) / 4 for size, width, n in works if n == many}
+    return {f"{size},{width}": (taken[size, width, few] - blocks[width], blocks[width]) for size, width in shapes}
 
 
 def candidates(costs: dict, limit: float, bytes_per_token: dict[int, float]) -> list[tuple[int, int, int]]:
@@ -89,8 +90,8 @@ def score(model, tokens: np.ndarray) -> float:
     tokens, half = torch.from_numpy(np.array(tokens, dtype=np.int64)), CONTEXT // 2
     total = nll_of(model, tokens[None, :CONTEXT])
     starts = list(range(half, len(tokens) - CONTEXT + 1, half))
-    for index in range(0, len(starts), ROWS):
-        rows = torch.stack([tokens[start : start + CONTEXT] for start in starts[index : index + ROWS]])
+    for index in range(0, len(starts), SCORED):
+        rows = torch.stack([tokens[start : start + CONTEXT] for start in starts[index : index + SCORED]])
         total += nll_of(model, rows, half - 1)
     if (done := (starts[-1] + CONTEXT if starts else min(CONTEXT, len(tokens)))) < len(tokens):
         rest = tokens[-CONTEXT:]
@@ -98,22 +99,22 @@ def score(model, tokens: np.ndarray) -> float:
     return total
 
 
-def train(corpus, network: tuple[int, int, int], rate: float, epochs: float, seed: int, folder: Path, splits) -> dict:
+def train(corpus, network: tuple[int, int, int], rate: float, passes: int, seed: int, folder: Path, splits) -> dict:
     """The figures of a network on splits."""
     import torch
     from transformers import Trainer, TrainingArguments, set_seed
 
     set_seed(seed)
     model, tokens = new_model(*network), corpus.tokens("train")
-    tokens = np.array(tokens[: int(min(1.0, epochs) * len(tokens)) // CONTEXT * CONTEXT], dtype=np.int64)
+    tokens = np.array(tokens[: len(tokens) // CONTEXT * CONTEXT], dtype=np.int64)
     rows = [{"input_ids": row, "labels": row} for row in torch.from_numpy(tokens).view(-1, CONTEXT)]
     arguments = TrainingArguments(
         str(folder),
-        num_train_epochs=1,
+        num_train_epochs=passes,
         per_device_train_batch_size=ROWS,
         learning_rate=rate,
         lr_scheduler_type="cosine",
-        warmup_steps=100,
+        warmup_steps=WARM_UP,
         adam_beta2=0.95,
         weight_decay=0.1,
         max_grad_norm=1.0,
@@ -125,7 +126,7 @@ def train(corpus, network: tuple[int, int, int], rate: float, epochs: float, see
     )
     began = time.monotonic()
     Trainer(model, arguments, train_dataset=rows).train()
-    found = {"gpt2": network, "rate": rate, "seconds": time.monotonic() - began}
+    found = {"gpt2": network, "rate": rate, "passes": passes, "seconds": time.monotonic() - began}
     model.eval()
     for split in splits:
         nll, about = score(model, corpus.tokens(split)), corpus.meta["splits"][split]
@@ -139,26 +140,29 @@ def cell(arguments, jobs, text: str, budget: float, opened) -> None:
     """The trainings of a cell, which all are results."""
     from nas.data.corpus import bytes_per_token
 
-    config, corpora, _, costs, _ = opened
-    rates = {size: bytes_per_token(corpus) for size, corpus in corpora.items()}
-    networks = candidates(jobs.get("times,gpt2"), budget * costs.reference_cost, rates)
-    name = f"{text},{budget},gpt2"
+    _, corpora, _, costs, _ = opened
+    per_token = {size: bytes_per_token(corpus) for size, corpus in corpora.items()}
+    networks = candidates(jobs.get("times,gpt2"), budget * costs.reference_cost, per_token)
 
-    def trained(network, rate: float, seed: int, splits=SPLITS[:1], kind: str = "tried") -> dict:
-        about = corpora[network[0]], network, rate, config.train.epochs, seed, arguments.out / text / "gpt2", splits
-        short = f"{'-'.join(map(str, network))}-{rate}-" if kind == "tried" else ""
-        return jobs.do(f"{name}{'-tried' if short else ''},{short}{seed}", lambda: train(*about))
+    def trained(network, rate: float, passes: int, seed: int) -> dict:
+        """The result of one training; those of one pass are choices, and do not see test."""
+        final, short = passes > 1, f"{'-'.join(map(str, network))}-{rate:g}"
+        about = passes, seed, arguments.out / text / "gpt2", SPLITS if final else SPLITS[:1]
+        name = f"{text},{budget},gpt2,{seed}" if final else f"{text},{budget},gpt2 tried,{short}"
+        return jobs.do(name, lambda: train(corpora[network[0]], network, rate, *about))
+
+    def best_of(found: list[dict]) -> dict:
+        return min(found, key=lambda one: one["valid"]["bits_per_byte"])
 
     if not networks:
-        for seed in seeds_of(text):
-            jobs.do(f"{name},{seed}", lambda: {"gpt2": None})
+        jobs.do(f"{text},{budget},gpt2,1", lambda: {"gpt2": None})
         return
-    tried = [trained(network, RATES[0], 1) for network in networks]
-    best = min(tried, key=lambda one: one["valid"]["bits_per_byte"])
-    tried = [best, *(trained(best["gpt2"], rate, 1) for rate in RATES[1:])]
-    best = min(tried, key=lambda one: one["valid"]["bits_per_byte"])
+    best = best_of([trained(network, RATE, 1, 1) for network in networks])
+    for factor in (FACTOR, 1 / FACTOR):  # as long as the rate at the edge is the best one
+        while (other := trained(best["gpt2"], best["rate"] * factor, 1, 1)) is best_of([best, other]):
+            best = other
     for seed in seeds_of(text):
-        trained(best["gpt2"], best["rate"], seed, SPLITS, "final")
+        trained(best["gpt2"], best["rate"], PASSES, seed)
 
 
 def main() -> None:
@@ -172,7 +176,7 @@ def main() -> None:
     for text in arguments.texts:
         opened = open_text(arguments, text)
         shapes = opened[2]
-        jobs.do("times,gpt2", lambda: times(shapes))  # noqa: B023
+        jobs.do("times,gpt2", lambda: times(shapes))  # noqa: B023  # the first text has the most vocabularies
         for budget in () if measure else arguments.budgets:
             cell(arguments, jobs, text, budget, opened)
 

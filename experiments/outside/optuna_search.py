@@ -1,14 +1,16 @@
 """Optuna over the same space, with the same steps: `python experiments/outside/optuna_search.py --out runs/frontier`
 (pip install -r experiments/outside/requirements.txt).
 
-TPE proposes and Hyperband prunes, on the same trials as those of the search: parts of trainings, judged by the loss of
-the network on valid after an eighth, a quarter and a half. Together they have the steps of the search's rungs. A
-network that is beyond the budget by the measured costs takes no steps; Optuna is told that it is pruned. The network of
-the best trial is trained to the end like that of the search, with the same mixture.
+TPE proposes and successive halving prunes (ASHA), on the same trials as those of the search: parts of trainings, judged
+by the loss of the network on valid after an eighth, a quarter and a half. Together they have the steps of the search's
+rungs. The first proposals are the deepest interleaved networks within the budget, one for each vocabulary. A network
+beyond the budget takes no steps; TPE knows by how much it is beyond. The network of the best trial is trained to the
+end like that of the search, with the same mixture.
 """
 
 import shutil
 import sys
+import zlib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -18,7 +20,8 @@ from experiments.frontier.run import fits
 from experiments.helpers import FRONTIER, open_space, open_trials
 from nas.core.errors import run_command
 
-EIGHTHS = 1, 2, 4  # of a training, after which Hyperband may prune
+EIGHTHS = 1, 2, 4  # of a training, after which trials may be pruned
+STARTUP = 4  # trials before TPE has a model
 SUGGESTIONS = 5000  # at most, of which most are beyond small budgets
 CHANCES = 10  # suggestions of a network in a row, before one that was tried already ends the search
 
@@ -32,6 +35,21 @@ def suggest(trial, config, shapes: list):
     size, width = trial.suggest_categorical("pieces", sizes), trial.suggest_categorical("width", widths)
     blocks = trial.suggest_int("blocks", 0, config.model.blocks)
     return make_network(size, width, [trial.suggest_categorical(f"block {i}", names) for i in range(blocks)])
+
+
+def starts(config, costs, shapes: list, limit: float) -> list[dict]:
+    """What suggest() takes for the deepest interleaved networks of the reference's width within the budget."""
+    from nas.core.pattern import interleaved
+    from nas.costs.baselines import deepest
+    from nas.search.space import within_budget
+
+    found = []
+    for size, width in (shape for shape in shapes if shape[1] == costs.reference.d_model):
+        affordable = within_budget(costs.tables[size, width], limit)
+        if blocks := deepest(interleaved, config.model.blocks, affordable):
+            named = {f"block {index}": name for index, name in enumerate(blocks)}
+            found.append({"pieces": size, "width": width, "blocks": len(blocks), **named})
+    return found
 
 
 def search(cell: Path, options: list[str]) -> dict:
@@ -52,13 +70,22 @@ def search(cell: Path, options: list[str]) -> dict:
     trials = open_trials(config, corpora, folder, runtime)
     limit = config.search.latency.target * costs.reference_cost
     left = sum(8 * share * count for share, count in batches(RUNGS))  # eighths of a training
-    pruner = optuna.pruners.HyperbandPruner(min_resource=EIGHTHS[0], max_resource=EIGHTHS[-1], reduction_factor=2)
-    sampler = optuna.samplers.TPESampler(seed=config.seed, multivariate=True, group=True)
-    study = optuna.create_study(sampler=sampler, pruner=pruner, study_name=cell.name)  # brackets depend on the name
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=EIGHTHS[0], reduction_factor=2)
+    sampler = optuna.samplers.TPESampler(
+        seed=zlib.crc32(f"{cell.parent.name} {cell.name}".encode()),
+        n_startup_trials=STARTUP,
+        multivariate=True,
+        group=True,
+        constraints_func=lambda trial: [trial.user_attrs["beyond"]],
+    )
+    study = optuna.create_study(sampler=sampler, pruner=pruner)
+    for network in starts(config, costs, shapes, limit):
+        study.enqueue_trial(network)
     reached, tried = {}, 0
     for _ in range(SUGGESTIONS):
         trial = study.ask()
         network = suggest(trial, config, shapes)
+        trial.set_user_attr("beyond", costs.cost(network) / limit - 1)
         if not within_budget(costs.tables[network[:2]], limit)(network.blocks):
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             continue

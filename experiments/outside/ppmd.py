@@ -17,7 +17,7 @@ from nas.core.config_loading import load_config
 from nas.core.errors import run_command
 from nas.core.files import user_path
 
-ORDERS = 3, 4, 5, 6, 8, 10, 12, 16
+ORDERS = 4, 6, 8, 12, 16, 24, 32
 MEMORY = 1 << 30  # bytes; smaller ones forget
 
 
