@@ -38,6 +38,7 @@ SEARCHED = "found", "usual", "optuna"
 NO_WORDS = {"go"}
 AIMS = {"optuna": -0.015, "gpt2": -0.6, "none": -0.2}  # for the mean difference of word perplexity
 DRAWS = 100_000  # of the permutation test
+NONE_FITS = "none fits"
 WORDS_PER_CELL = 1000  # a perplexity beyond has no decimals
 
 
@@ -60,11 +61,12 @@ def read_results(folder: Path) -> list[dict]:
             _, budget, predictor, seed = path.stem.split(",")[:4]
             found = json.loads(path.read_text())
             found = answer(found, none) if predictor in SEARCHED else found
-            if predictor in PREDICTORS and "test" in found:
+            if predictor in PREDICTORS:
                 about = {"text": text, "budget": budget, "predictor": predictor, "seed": seed}
                 about |= {"what": what_of(predictor, found), "ratio": found.get("ratio") or ""}
                 for split in SPLITS:
-                    about |= {f"{split}_{key}": value for key, value in found[split].items()}
+                    own = found.get(split, dict.fromkeys(("bits_per_byte", "word_perplexity"), ""))
+                    about |= {f"{split}_{key}": value for key, value in own.items()}
                 network = found.get("network_figures")
                 rows.append(about | {"network_test_bits_per_byte": network["test"]["bits_per_byte"] if network else ""})
     return rows
@@ -72,6 +74,8 @@ def read_results(folder: Path) -> list[dict]:
 
 def what_of(predictor: str, found: dict) -> str:
     """The choice of a predictor in words."""
+    if "test" not in found:
+        return NONE_FITS
     if predictor == "gpt2":
         pieces, width, blocks = found["gpt2"]
         return f"{pieces:,}, {width}, {blocks} blocks, rate {found['rate']:g}"
@@ -123,13 +127,14 @@ class Cells:
 
     def values(self, predictor: str, cell: tuple, key: str = "test_bits_per_byte") -> np.ndarray:
         """One for each seed; of a predictor without budgets the same in each."""
-        kept = (row for row in self.rows if row["predictor"] == predictor and row["text"] == cell[0])
+        kept = (row for row in self.rows if row["predictor"] == predictor and row["text"] == cell[0] and row[key] != "")
         return np.array([float(row[key]) for row in kept if row["budget"] in ("", str(cell[1]))])
 
     def text(self, predictor: str, cell: tuple) -> str:
         bits = self.values(predictor, cell)
         if not len(bits):
-            return "none fits"
+            seen = {(row["predictor"], row["text"], row["budget"]) for row in self.rows}
+            return NONE_FITS if (predictor, cell[0], str(cell[1])) in seen else "not run"
         words = np.exp(np.log(self.values(predictor, cell, "test_word_perplexity")).mean())
         short = f"{words:,.1f}" if words < WORDS_PER_CELL else f"{words:,.0f}"
         return f"{bits.mean():.3f}" + ("" if cell[0] in NO_WORDS else f"<br>{short}")

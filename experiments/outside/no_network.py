@@ -16,7 +16,7 @@ from nas.core.errors import run_command
 from nas.core.run_folder import run_options
 
 PATTERN = Path(__file__).parents[1] / "patterns" / "no-network.yaml"
-ORDERS = 4, 5, 6, 7
+ORDERS = 4, 5, 6, 7, 8
 
 
 def count(folder: Path, options: list[str], sizes: list[int]) -> dict:
