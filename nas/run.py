@@ -2,11 +2,13 @@
 
 The search finds the best network within the budget. Beside it, the usual network is trained: interleaved attention and
 dense blocks of the sizes in CONFIG.yaml, as many as the budget allows. At the end both are timed in the same rounds.
-The last line names the model to use: the usual one if it is better on valid, or cache and counts alone.
+The last line names the model to use: the usual one if it is better on valid, or cache and counts alone. The lines
+before are text that it generates, with a fixed seed.
 Repeat the command after an interruption: finished stages are not repeated.
 """
 
 import math
+import textwrap
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from dataclasses import asdict
 from pathlib import Path
@@ -81,6 +83,27 @@ def count_alone(folder: Path, arguments: Namespace, config: Config) -> None:
     run_stage(run / RESULTS, "retrain.py", pattern, arguments.config, *run_options(run), *arguments.overrides)
 
 
+ROWS, WIDTH = 4, 110  # of text that the model to use generates
+TOP_P = 0.95  # at a lower temperature or top-p, the cache of the text so far makes it repeat itself
+TOKENS, LINES = 500, 12  # enough for the rows: a byte each, or some empty lines
+
+
+def generated_rows(run: Path, device: str) -> list[str]:
+    """The first rows that a model writes after a line end. Empty lines are left out, and long ones are wrapped.
+
+    There are none for images, and for a vocabulary without line ends. run: of its training.
+    """
+    from nas import load_model
+    from nas.inference.language_model import escape
+
+    model = load_model(run, device)
+    try:
+        text = model.generate("", TOKENS, top_p=TOP_P, seed=1, lines=LINES)
+    except InputError:
+        return []
+    return [row for line in text.split("\n") for row in textwrap.wrap(escape(line), WIDTH)][:ROWS]
+
+
 def main() -> None:
     arguments = parse_arguments()
     folder, minutes, config = arguments.run, arguments.minutes, load_config(arguments.config, arguments.overrides)
@@ -106,7 +129,9 @@ def main() -> None:
 
         train_networks(folder, plan)
         if not (folder / SUMMARY).exists():
-            write_yaml(folder / SUMMARY, summarize(folder, plan))
+            summary = summarize(folder, plan)
+            rows = generated_rows(folder / summary["use"], plan.train.device)
+            write_yaml(folder / SUMMARY, summary | {"text": rows})
         run_stage(search / "pi.gif", "animate.py", search)
         run_stage(folder / REPORT, "nas.report", folder, "--out", folder / REPORT)
     except KeyboardInterrupt:

@@ -1,13 +1,18 @@
 """All stages in one command."""
 
 import signal
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
+from nas.comparison.found_and_usual import aligned, row_of
+from nas.core.errors import InputError
 from nas.core.files import write_yaml
 from nas.core.pattern import abbreviate
 from nas.reporting.page import trained_networks
+from nas.run import generated_rows
 from tests.processes import refuse, run, start, succeed, wait_for
 
 pytestmark = pytest.mark.slow
@@ -118,6 +123,34 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
     assert "NOTICE: the usual network is better on valid" in shown and "its noise" not in shown
     assert f"to use: {folder / 'usual'}\n" in shown
     assert "<strong>The usual network is better on valid" in (folder / "report.html").read_text()
+
+
+def test_text_without_words_and_without_a_mixture_has_fewer_columns():
+    found = {"bits_per_byte": 1.5926, "word_perplexity": 4336.4, "word_perplexity_comparable": False}
+    found |= {"network_bits_per_byte": 1.5926, "ms_per_1000_bytes": 2.56, "mixture_ms_per_1000_bytes": 0.4}
+    found |= {"vocab_size": 8000, "d_model": 64, "blocks": ["window", "dense 8x"]}
+    usual = found | {"vocab_size": 256, "ms_per_1000_bytes": 12.34, "blocks": ["dense"]}
+    assert aligned([row_of("found", found), row_of("usual", usual)]) == [
+        "on test  bits per byte  ms for 1,000 bytes  what it is",
+        "found           1.5926                2.96  8,000 pieces, width 64, w d8x",
+        "usual           1.5926                12.7  256 pieces, width 64, d",
+    ]
+
+
+def test_rows_of_generated_text_suit_a_terminal(monkeypatch):
+    texts = ["", "\n \n\tif x {\x1b[2J\n" + "many words " * 30 + "\n    end\n", InputError("no line end")]
+
+    def generate(*_, **__):
+        if isinstance(text := texts.pop(0), InputError):
+            raise text
+        return text
+
+    monkeypatch.setattr("nas.load_model", lambda *_: SimpleNamespace(generate=generate))
+    assert generated_rows(Path("run"), "cpu") == []
+    first, *others = generated_rows(Path("run"), "cpu")
+    assert first == r"\tif x {\x1b[2J" and [len(row) for row in others] == [109, 109, 109]
+    assert " ".join(others).split() == ["many", "words"] * 30
+    assert generated_rows(Path("run"), "cpu") == []  # the vocabulary has no line end
 
 
 def test_a_space_of_one_network_has_a_report_too(tmp_path, small_yaml):

@@ -133,7 +133,7 @@ def summarize(folder: Path, plan: Config) -> dict:
 
 
 def describe(folder: Path, plan: Config) -> str:
-    """The last lines: both networks, how they differ, and notices."""
+    """The last lines: a table, how both networks differ, notices, and text by the model to use."""
     summary, choice = read_yaml(folder / SUMMARY), read_yaml(folder / SEARCH / CHOICE)
     found, usual = (summary[name] for name in (FOUND, USUAL))
     is_reference, timed = usual["blocks"] == interleaved(plan.model.blocks), choice["unit"].startswith("ms")
@@ -144,11 +144,7 @@ def describe(folder: Path, plan: Config) -> str:
     line += f", at {found['time_ratio_to_usual']:.2f} of its time"
     line += "" if is_reference else f"; {to_reference:.2f} of the reference's time"
     line += f", and the budget is {choice['budget']:.3g}" if timed else ""
-    lines = [f"{name} network: {describe_network(summary[name])}" for name in (FOUND, USUAL)]
-    if NO_NETWORK in summary:
-        own = summary[NO_NETWORK]
-        lines.append(f"no network, cache and counts alone: {quality_of(own)}, {own['ms_per_1000_bytes']:.3g} ms")
-    lines.append(line)
+    lines = [*aligned([row_of(name, summary[name]) for name in (FOUND, USUAL, NO_NETWORK) if name in summary]), line]
     if table := plan.search.latency.table:
         lines.append(f"NOTICE: the budget counts costs of {table}; the times above are of this device")
     elif timed and to_reference > (1 + TOLERANCE) * choice["budget"]:
@@ -162,6 +158,8 @@ def describe(folder: Path, plan: Config) -> str:
     if summary["use"] == NO_NETWORK:
         bits = ", ".join(f"{name} {bits:.4f}" for name, bits in valid.items())
         lines.append(f"NOTICE: a network adds nothing to cache and counts but noise (bits per byte on valid: {bits})")
+    if text := summary.get("text"):
+        lines += ["text by the model to use:", *(f"  {row}" for row in text)]
     lines.append(f"report, with pictures: {folder / REPORT}; the model to use: {folder / summary['use']}")
     return "\n".join(lines)
 
@@ -171,19 +169,27 @@ def change(bits: float, other: float) -> float:
     return bits / max(other, LEAST_LOSS) - 1
 
 
-def describe_network(one: dict) -> str:
-    """Sizes, quality and time. one: of summary.yaml."""
-    sizes = f"{one['vocab_size']:,} pieces, width {one['d_model']}, {abbreviate(one['blocks'])}"
-    sizes += f", dropout {one['dropout']:g}" if one["dropout"] else ""
-    alone = f"alone {quality_of(one, 'network_')}, {one['ms_per_1000_bytes']:.3g} ms for 1,000 bytes"
-    if one["bits_per_byte"] == one["network_bits_per_byte"]:
-        return f"{sizes}: {alone}"
-    more = f"with caches and counts {quality_of(one)}, {one['mixture_ms_per_1000_bytes']:.2g} ms more"
-    return f"{sizes}: {alone}; {more}"
+def row_of(name: str, one: dict) -> dict[str, str]:
+    """The cells of a predictor in the table of the last lines. one: of summary.yaml."""
+    alone, what = one.get("network_bits_per_byte", one["bits_per_byte"]), "cache and counts alone"
+    if name != NO_NETWORK:
+        what = f"{one['vocab_size']:,} pieces, width {one['d_model']}, {abbreviate(one['blocks'])}"
+    return {
+        "on test": name.replace("-", " "),
+        "bits per byte": f"{one['bits_per_byte']:.4f}",
+        "network alone": "" if alone == one["bits_per_byte"] else f"{alone:.4f}",
+        "word perplexity": f"{one['word_perplexity']:,.1f}" if one["word_perplexity_comparable"] else "",
+        "ms for 1,000 bytes": f"{one['ms_per_1000_bytes'] + one.get('mixture_ms_per_1000_bytes', 0):.3g}",
+        "what it is": what,
+    }
 
 
-def quality_of(one: dict, prefix: str = "") -> str:
-    """Bits per byte and, if it is comparable, word perplexity on test. one: of summary.yaml."""
-    text = f"{one[f'{prefix}bits_per_byte']:.4f} bits per byte on test"
-    words = one[f"{prefix}word_perplexity_comparable"]
-    return text + (f", word perplexity {one[f'{prefix}word_perplexity']:,.1f}" if words else "")
+def aligned(rows: list[dict[str, str]]) -> list[str]:
+    """The lines of a table, without columns that are empty. The first and the last column are flush left."""
+    heads = [head for head in rows[0] if any(row[head] for row in rows)]
+    columns = [[head, *(row[head] for row in rows)] for head in heads]
+    widths = [max(map(len, column)) for column in columns]
+    return [
+        "  ".join([cells[0].ljust(widths[0]), *map(str.rjust, cells[1:-1], widths[1:]), cells[-1]])
+        for cells in zip(*columns, strict=True)
+    ]

@@ -97,7 +97,9 @@ Size = Annotated[str, Rule("a size such as 8MB or 500kB", lambda size: SIZE.full
 @dataclass
 class DataOptions:
     source: str = option(
-        "pydoc", "pydoc, stdlib, bible, wikitext-2, wikitext-103, enwik8, text8, a folder of .txt or .bin, a file", RESUME
+        "pydoc",
+        "pydoc, bible, stdlib, wikitext-2, wikitext-103, enwik8, text8, folder of .txt or .bin, or file",
+        RESUME,
     )
     tokenizer: str = option("bpe", "bpe or unigram (trained on train), bytes, words, a .model file or vocabulary")
     vocab_size: Two | None = option(None, "pieces (null: at most 8000) or words (null: all)")

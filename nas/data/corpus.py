@@ -36,14 +36,14 @@ from nas.data.sources import (
     conversion_advice,
     count_words,
     find_text,
+    has_words,
     has_zeros,
-    is_text_file,
     sha256_of,
     split_words,
 )
 from nas.data.vocabulary import VOCABULARY, VOCABULARY_FILE, Vocabulary, make_tokenizer, normalise
 
-FORMAT = "par-tokens/5"
+FORMAT = "par-tokens/6"
 CHUNK = 1 << 20  # bytes, or ids, processed at once
 SHARED = 8 * CHUNK  # bytes of a file that two processes encode, at least
 SHOWN_S = 2  # seconds until a bar shows the progress
@@ -174,6 +174,8 @@ def write_corpus(texts: dict[str, Path], folder: Path, options: DataOptions) -> 
         if not about.exists():
             write_yaml(about, encode_split(text, ids, tokenizer, options))
         facts[split] = read_yaml(about)
+    prose = has_words(next(read_chunks(texts["train"], options)))  # of the whole text: other splits may be short
+    facts = {split: own | {"words_kept": own["words_kept"] and prose} for split, own in facts.items()}
     counts = sum(np.bincount(ids, minlength=tokenizer.size) for ids in read_ids(folder / "train.ids"))
     if not given:
         vocabulary = Vocabulary(tokenizer, np.argsort(-counts, kind="stable"), options.lowercase)
@@ -261,7 +263,7 @@ def encode_split(path: Path, target: Path, tokenizer, options: DataOptions) -> d
         "words": words,
         "sha256": sha256_of(path),
         "lossless": lossless,
-        "words_kept": words_kept and is_text_file(path),
+        "words_kept": words_kept,
     }
 
 

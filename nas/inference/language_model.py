@@ -14,7 +14,7 @@ import torch
 from models.transformer_xl import TransformerXL
 from nas.core.config import Config
 from nas.core.errors import InputError
-from nas.data.sources import conversion_advice, count_words, has_zeros, is_text, split_words
+from nas.data.sources import conversion_advice, count_words, has_words, has_zeros, split_words
 from nas.data.vocabulary import VOCABULARY, Vocabulary, normalise
 from nas.inference.generation import Predictor, Sampling, TextWriter, generate_tokens, which_fit
 from nas.mixture.mixture import Mixture, load_mixture
@@ -25,6 +25,11 @@ from nas.training.evaluation import NO_TEXT, NO_WORDS, evaluation_lengths, read_
 
 SHOWN = 60  # characters of a line in the printed form of a Score
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # a terminal would obey them
+
+
+def escape(text: str) -> str:
+    """The text with escapes in place of control characters."""
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,7 +54,7 @@ class Score:
         counts = np.bincount(self.line_of, minlength=len(self.lines))
         for number, (line, count, nll) in enumerate(zip(self.lines, counts, self.line_nll(), strict=True), start=1):
             text = line.decode("utf-8", errors="replace").rstrip("\r\n")
-            shown = CONTROL.sub(lambda found: repr(found[0])[1:-1], text[:SHOWN]) + "..." * (len(text) > SHOWN)
+            shown = escape(text[:SHOWN]) + "..." * (len(text) > SHOWN)
             rows.append(f"{number:>6} {count:>7} {nll:>11.4f}  {shown}")
         if self.network:
             rows += ["", f"mixture of {', '.join(self.parts)}; the network alone has {self.network.quality()[-1]}"]
@@ -207,7 +212,7 @@ class LanguageModel:
             "words": count_words(data),
             "bytes": len(data),
             "lossless": vocabulary.keeps_text and decoded == data,
-            "words_kept": vocabulary.keeps_text and is_text(data) and split_words(decoded) == split_words(data),
+            "words_kept": vocabulary.keeps_text and has_words(data) and split_words(decoded) == split_words(data),
         }
 
         def scored(nlls: list[np.ndarray], **more) -> Score:

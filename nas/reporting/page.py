@@ -91,7 +91,7 @@ def search_section(run: Path) -> dict:
     summary = f"Step {search.step:,} of {search.of_steps:,}."
     if outcome := read_optional(run / run_folder.OUTCOME):
         what = "The trial of the chosen network" if by_trials else "SuperNet"
-        summary += f" {what} on valid: perplexity {outcome['valid']['perplexity']:.2f}."
+        summary += f" {what} on valid: {outcome['valid']['bits_per_byte']:.4f} bits per byte."
     costs = None
     if (file := run / run_folder.LATENCY).exists():
         table = read_table(file, search.options, search.operations)
@@ -117,23 +117,26 @@ def training_section(run: Path) -> dict:
         "shown": [blocks],
         "results": results,
         "latency": " ".join(latency_report(results["latency"])) if results else "",
-        **mixture_section(results),
+        **mixture_section(results, read_optional(run.parent / run_folder.NO_NETWORK / run_folder.RESULTS)),
         "curves": curves_uri(run),
     }
 
 
-def mixture_section(results: dict | None) -> dict:
-    """The figure of what each part gives, and the coloured tokens; None without a mixture."""
+def mixture_section(results: dict | None, counted: dict | None) -> dict:
+    """The coloured tokens, and the figure of what each part gives; None and no figure without a mixture.
+
+    counted: the content of results.yaml of cache and counts alone beside a training of nas.run.
+    """
     if not results or not results["mixture"]:
-        return {"coloured": None, "gains": None}
+        return {"coloured": None}
     colours, tokens = figures.PART_COLOURS, []
     for text, part, p in results["mixture"]["sample"]:
         strength = round(255 * (0.25 + 0.75 * p))  # of the colour
         tokens.append((text, f"{colours[part.split()[0]]}{strength:02x}"))
     used = {part.split()[0] for part in results["mixture"]["parts"]}
     coloured = {"tokens": tokens, "colours": {name: colour for name, colour in colours.items() if name in used}}
-    gains = data_uri(figures.gains_figure, results) if results["network"] else None
-    return {"coloured": coloured, "gains": gains}
+    gains = {"gains": data_uri(figures.gains_figure, results, counted)} if results["network"] else {}
+    return {"coloured": coloured, **gains}
 
 
 def comparison_section(run: Path) -> dict:
@@ -196,7 +199,10 @@ def write_page(runs: list[Path], out: Path, title: str) -> None:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     sections = [section(run, runs) for run in runs]
     used = {block.split()[0] for one in sections for blocks in one["shown"] for block in blocks}
-    answer = read_yaml(whole / run_folder.SUMMARY) | {"networks": sections[0].pop("networks")} if whole else None
+    answer = None
+    if whole:  # two pictures move from the sections to the answer
+        pictures = {"networks": sections[0].pop("networks"), "gains": sections[1].pop("gains", None)}
+        answer = read_yaml(whole / run_folder.SUMMARY) | pictures
     content = {"title": title, "answer": answer, "runs": sections, "verdict_note": VERDICT_NOTE, "unit_of": unit_of}
     content |= {"operations": [name for name in OPERATIONS if name in used], "colours_of": figures.colours_of}
     content |= {"written": datetime.date.today().isoformat(), "commit": git_commit()}

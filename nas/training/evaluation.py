@@ -23,12 +23,9 @@ from nas.training import distributed
 from nas.training.build import image_size
 from nas.training.device import Runtime
 
-NO_WORDS = (
-    "no comparable word perplexity: the tokens lose words, or the text has none or very long ones, or it is above 10^9"
-)
+NO_WORDS = "no comparable word perplexity: the tokens lose words, or the text is not made of words, or it is above 10^9"
 NO_TEXT = "not comparable: the tokens do not keep the text"
 MOST_NATS = math.log(1e9)  # of a word; larger word perplexities tell nothing
-LONGEST_WORD = 24  # bytes of a word and the space after it, on average
 
 
 def total_nll(model: nn.Module, tokens: np.ndarray, *lengths, **more) -> tuple[float, int]:
@@ -145,11 +142,9 @@ def reading_lengths(config: Config, blocks) -> tuple[int, int, int, int | None, 
 
 def text_metrics(total: float, counted: int, original: dict) -> dict:
     """The metrics of a text with a summed nll in nats. original: the numbers of its `words` and `bytes`, and whether
-    the tokens keep its words (`words_kept`) and itself (`lossless`). Text without spaces, such as Chinese or DNA, has
-    no words to compare.
+    it is made of words that the tokens keep (`words_kept`), and the tokens keep all of it (`lossless`).
     """
     mean = total / max(original["words"], 1)
-    has_words = original["words_kept"] and original["bytes"] <= LONGEST_WORD * original["words"] and mean <= MOST_NATS
     return {
         "nll": total,
         "tokens": counted,
@@ -157,7 +152,7 @@ def text_metrics(total: float, counted: int, original: dict) -> dict:
         "perplexity": perplexity(total / counted),
         "words": original["words"],
         "word_perplexity": perplexity(mean),
-        "word_perplexity_comparable": has_words,
+        "word_perplexity_comparable": original["words_kept"] and mean <= MOST_NATS,
         "bytes": original["bytes"],
         "bits_per_byte": total / math.log(2) / original["bytes"],
         "bits_per_byte_comparable": original["lossless"],
