@@ -89,7 +89,7 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
     check_table(shown, summary)
     assert 1 <= len(summary["text"]) <= 4 and all(0 < len(row) <= 110 for row in summary["text"])
     assert "".join(f"  {row}\n" for row in summary["text"]) in shown
-    again = "--temperature", 0.8, "--top-p", 0.9, "--seed", 1, "--tokens", 500, "--lines", 12
+    again = "--top-p", 0.95, "--seed", 1, "--tokens", 500, "--lines", 12
     written = " ".join(succeed("generate", folder / best, *again).split())
     assert written.startswith(" ".join(" ".join(summary["text"]).split()))
     assert summary["usual"]["blocks"] == ["attention", "dense"] and summary["usual"]["time_ratio_to_usual"] == 1
