@@ -9,15 +9,19 @@ calls, for different texts, may run side by side.
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.frontier.problem import open_text, options_of_cell, read_arguments, read_run, results_of, seeds_of
+from experiments.frontier.problem import cells_of, deepest_interleaved, read_arguments, read_run, results_of
 from experiments.helpers import FRONTIER, open_space
+from nas.core.config import Config
 from nas.core.errors import RunError, run_command
 from nas.core.files import read_yaml, write_yaml
+from nas.core.pattern import FORMAT
 from nas.core.run_folder import CHOICE, CONFIG, PATTERN, TRIALS, run_options
+from nas.search.space import NetworkCosts, first_candidates, make_network
 
 ROOT = Path(__file__).parents[2]
 SEEN = {"wikitext-2"}  # texts whose losses the prior of the surrogate has; it is fitted again without them
@@ -32,9 +36,9 @@ def search_and_train(cell: Path, options: list[str]) -> dict:
     """The results of one search, and of the training of its network. cell: a folder beside costs.yaml of the text."""
     from nas.search.network_search import COSTS
 
-    if not fits(cell.parent, options):
+    config, _, shapes, costs, _ = open_space(FRONTIER, cell.parent, options)
+    if not fits(config, shapes, costs):
         return {"network": None}
-
     search, training = cell / "search", cell / "found"
     (search / TRIALS).mkdir(parents=True, exist_ok=True)
     shutil.copy(cell.parent / COSTS, search / TRIALS)
@@ -53,13 +57,8 @@ def search_and_train(cell: Path, options: list[str]) -> dict:
 
 def train_usual(cell: Path, options: list[str]) -> dict:
     """The results of the deepest interleaved network of the reference's sizes within the budget."""
-    from nas.core.pattern import FORMAT, interleaved
-    from nas.costs.baselines import deepest
-    from nas.search.space import make_network, within_budget
-
     config, _, _, costs, _ = open_space(FRONTIER, cell.parent, options)
-    table, limit = costs.tables[costs.reference[:2]], config.search.latency.target * costs.reference_cost
-    if not (blocks := deepest(interleaved, config.model.blocks, within_budget(table, limit))):
+    if not (blocks := deepest_interleaved(config, costs, costs.reference[:2])):
         return {"network": None}
     cell.mkdir(parents=True, exist_ok=True)
     write_yaml(cell / "usual.yaml", {"format": FORMAT, "blocks": blocks})
@@ -68,11 +67,8 @@ def train_usual(cell: Path, options: list[str]) -> dict:
     return {"network": network.to_dict(), "ratio": costs.ratio(network)} | read_run(cell / "usual")
 
 
-def fits(folder: Path, options: list[str]) -> bool:
-    """Whether a network is within the budget. folder: with costs.yaml."""
-    from nas.search.space import first_candidates
-
-    config, _, shapes, costs, _ = open_space(FRONTIER, folder, options)
+def fits(config: Config, shapes: list, costs: NetworkCosts) -> bool:
+    """Whether a network is within the budget. shapes: pairs of vocabulary and width."""
     tables = {shape: costs.tables[shape] for shape in shapes}
     return bool(first_candidates(config, tables, config.search.latency.target * costs.reference_cost))
 
@@ -80,14 +76,9 @@ def fits(folder: Path, options: list[str]) -> bool:
 def main() -> None:
     arguments = read_arguments(__doc__)
     jobs = results_of(arguments)
-    for text in arguments.texts:
-        open_text(arguments, text)
-        for budget in arguments.budgets:
-            for seed in seeds_of(text):
-                options = options_of_cell(text, budget, seed, arguments.overrides)
-                cell = arguments.out / text / f"{budget}-{seed}"
-                for name, work in (("found", search_and_train), ("usual", train_usual)):
-                    jobs.do(f"{text},{budget},{name},{seed}", lambda: work(cell, options))  # noqa: B023
+    for name, seed, cell, options in cells_of(arguments):
+        for predictor, work in (("found", search_and_train), ("usual", train_usual)):
+            jobs.do(f"{name},{predictor},{seed}", partial(work, cell, options))
 
 
 if __name__ == "__main__":

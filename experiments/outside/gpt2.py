@@ -166,9 +166,7 @@ def cell(arguments, jobs, text: str, budget: float, opened) -> None:
 
 
 def main() -> None:
-    measure = "--measure" in sys.argv
-    sys.argv = [argument for argument in sys.argv if argument != "--measure"]
-    arguments = read_arguments(__doc__)
+    arguments = read_arguments(__doc__, "--measure")
     import torch
 
     torch.set_num_threads(1)
@@ -177,7 +175,7 @@ def main() -> None:
         opened = open_text(arguments, text)
         shapes = opened[2]
         jobs.do("times,gpt2", lambda: times(shapes))  # noqa: B023  # the first text has the most vocabularies
-        for budget in () if measure else arguments.budgets:
+        for budget in () if arguments.measure else arguments.budgets:
             cell(arguments, jobs, text, budget, opened)
 
 

