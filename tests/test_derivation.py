@@ -182,7 +182,7 @@ def test_trials_give_their_network_or_the_best_of_its_sizes_within_another_budge
     trials = [sizes | {"name": s, "blocks": expand(s), "share": 0.5, "bits_per_byte": x} for s, x in losses.items()]
     network = sizes | {"blocks": own}
     content = {"network": network, "trials": trials, "trial": {"folder": "runs/one/trials/aa"}}
-    content["surrogate"] = {"mean_log_sizes": [3.9, 2.8, 1], "text": {"passes": 1.0, "bytes": 10_000}}
+    content["text"] = {"passes": 1.0, "bytes": 10_000}
     search = {"method": "trials", "latency": {"source": "flops", "target": 1.0}}
     run = search_run([[1, 0, 0]] * 3, path=tmp_path, search=search)
     made = choice.tried_choice(run, content, COSTS, 1.0)

@@ -5,7 +5,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from experiments.prior.fit import BETWEEN, MISJUDGED, WIDER, fit
+from experiments.prior.fit import BETWEEN, MISJUDGED, WIDER, fit, prior_of, read_points
 from nas.comparison.spec import FORMAT as COMPARISON_FORMAT
 from nas.comparison.spec import read_contenders, read_settings
 from nas.core.config_loading import load_config
@@ -13,7 +13,7 @@ from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT as PATTERN_FORMAT
 from nas.core.pattern import read_pattern
 from nas.search.space import NetworkCosts, make_network
-from nas.search.surrogate import NOISE, OWN, Point, Surrogate
+from nas.search.surrogate import CENTRE, NOISE, OWN, TERMS, Point, Surrogate
 from tests.making import load_script
 from tests.processes import ROOT
 
@@ -45,7 +45,7 @@ def misjudged_by_hand(network, share, surrogate) -> list[float]:
         return [0.0] * 8
     own, others = (np.array(places)[np.equal(attends, which)] for which in (True, False))
     later = own.mean() - others.mean() if len(others) else 0.0
-    blocks = np.log(count) - surrogate.mean_log_sizes[2]
+    blocks = np.log(count) - CENTRE[2]
     wrong = np.array([1.0, blocks, np.log((sum(attends) + 0.5) / (count / 2 + 0.5)), later])
     return [*wrong, *(np.log(share) * wrong)]
 
@@ -74,6 +74,12 @@ def test_the_fit_of_the_prior_is_a_regression_with_effects_of_networks_and_sizes
     np.testing.assert_allclose(means, expected, atol=1e-6)
     np.testing.assert_allclose(errors, np.sqrt(np.diag(np.linalg.inv(rows.T @ rows)))[: len(names)], rtol=1e-4)
     assert names[-2:] == ["conv", "conv, T"] and len(names) == len(surrogate.spread)
+
+
+def test_the_surrogate_has_the_prior_of_wikitext_2():
+    prior = prior_of([read_points()["wikitext-2"]])
+    assert prior.keys() == TERMS.keys()
+    np.testing.assert_allclose([*prior.values()], [*TERMS.values()], atol=2e-4)
 
 
 def test_search_and_retrain_of_an_experiment_share_text_and_sizes():

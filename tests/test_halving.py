@@ -231,7 +231,8 @@ def test_prediction_probability_and_vocabulary_decide_who_goes_on(known_search):
     """The prior expects that a large vocabulary loses its early lead."""
     strategy = known_search()
     near, far = [plain(2000, 64, blocks) for blocks in (4, 5, 6)], [plain(1000, 64, 4), plain(8000, 64, 4)]
-    small, bad, large = near[0], plain(2000, 64, 2), far[1]
+    small, bad, large = plain(4000, 64, 4), plain(2000, 64, 2), plain(32_000, 64, 4)
+    strategy.trials.steps[32_000] = 4000
 
     def likely(losses, count, vocabularies):
         strategy.trials.points = [Point(network, 1 / 8, loss) for network, loss in losses.items()]
@@ -343,7 +344,7 @@ WHOLE = ESTIMATE.seconds(batches(RUNGS)) + LAST
 
 def paced_search(known_search, monkeypatch, file, seconds, slower):
     """The search whose trials take `slower` times as long as estimated, on a clock of its own, and that clock."""
-    strategy, clock = known_search(), [100.0]
+    strategy, clock = known_search(terms=VAGUE), [100.0]
     monkeypatch.setattr(paces.time, "monotonic", lambda: clock[0])
     strategy.pace, train = Pace(file, seconds, ESTIMATE, LAST), strategy.trials.train
 

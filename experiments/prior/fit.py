@@ -5,7 +5,7 @@ earlier searches and grids are in earlier.csv. Their trials of full attention we
 had not learned, so these have terms of their own. All give the posterior of the surrogate's factors, from means of 0
 and WIDER times BETWEEN. Each text has an offset, a slope in T, and an offset of whole trainings, whose learning rates
 have decayed. The prior of another text has the posterior means and the spreads BETWEEN. The offset and the slope in T
-stay as they are. The last line has the TERMS of nas/search/surrogate.py; --without TEXT leaves a text out.
+stay as they are. The last line has the terms of --texts; those of wikitext-2 are the TERMS of nas/search/surrogate.py.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from experiments.helpers import print_row, read_table
 from nas.core.errors import run_command
 from nas.core.pattern import expand
 from nas.search.space import make_network
-from nas.search.surrogate import NOISE, OWN, TERMS, Point, Surrogate, log_sizes
+from nas.search.surrogate import CENTRE, NOISE, OWN, TERMS, Point, Surrogate, log_sizes
 
 HERE = Path(__file__).parent
 WIDER = 3
@@ -51,7 +51,7 @@ def misjudged_columns(surrogate: Surrogate, points: dict[Point, bool]) -> np.nda
     for point, full in points.items():
         _, _, blocks, attending, _, later, _ = log_sizes(point.network, surrogate.d_ffn)
         full = full and point.share < 1 and any(block.split()[0] == "attention" for block in point.network.blocks)
-        own = full * np.array([1.0, blocks - surrogate.mean_log_sizes[2], attending, later])
+        own = full * np.array([1.0, blocks - CENTRE[2], attending, later])
         rows.append([*own, *(own * np.log(point.share))])
     return np.array(rows)
 
@@ -86,9 +86,8 @@ def prior_of(texts: list[dict[Point, bool]]) -> dict[str, tuple[float, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--without", metavar="TEXT", help="such as wikitext-2")
-    texts = read_points()
-    texts.pop(parser.parse_args().without, None)
+    parser.add_argument("--texts", default="wikitext-2", metavar="TEXT,TEXT", help="(default: %(default)s)")
+    texts, wanted = read_points(), parser.parse_args().texts.split(",")
     fits = {"all": fit([*texts.values()]), **{text: fit([own]) for text, own in texts.items()}}
     titles = [f"{name}, {len(texts[name])} losses" if name in texts else "all texts" for name in fits]
     print_row("term", *titles, header=True)
@@ -99,7 +98,10 @@ def main() -> None:
             cells.append(f"{means[index]:.4f} ± {errors[index]:.4f}")
         print_row(term or "1", *cells)
     print(
-        ", ".join(f'"{term}": ({mean:g}, {spread:g})' for term, (mean, spread) in prior_of([*texts.values()]).items())
+        ", ".join(
+            f'"{term}": ({mean:g}, {spread:g})'
+            for term, (mean, spread) in prior_of([texts[name] for name in wanted]).items()
+        )
     )
 
 

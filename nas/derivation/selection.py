@@ -42,8 +42,7 @@ def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float 
         least = least_ratio(cheapest(config, costs) / costs.reference(len(run.pi)))
         raise InputError(f"no network is within {budget:.4g} of the reference's cost; give at least {least}")
     points = [Point(one, trial["share"], trial["bits_per_byte"]) for one, trial in zip(tried, trials, strict=True)]
-    origin, text = content["surrogate"]["mean_log_sizes"], Text(**content["surrogate"]["text"])
-    surrogate = Surrogate(points, [*networks, *tried], config.model.d_ffn, origin, text=text)
+    surrogate = Surrogate(points, [*networks, *tried], config.model.d_ffn, text=Text(**content["text"]))
     networks = with_neighbours(networks, surrogate, config, {shape: costs}, limit)
     pi = block_probabilities(networks, surrogate.probability_best(networks), run.operations, len(run.pi))
     best = networks[int(np.argmin(surrogate.predict(networks)))]

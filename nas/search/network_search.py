@@ -203,7 +203,7 @@ def choice_record(strategy: Strategy, best: Network) -> dict:
     trials, costs = strategy.trials, strategy.costs
     plain = make_network(*best[:2], interleaved(strategy.config.model.blocks))
     return {
-        "format": "par-choice/3",
+        "format": "par-choice/4",
         "name": str(best),
         "network": best.to_dict(),
         "reference": costs.reference.to_dict(),
@@ -213,7 +213,7 @@ def choice_record(strategy: Strategy, best: Network) -> dict:
         "ratio": costs.ratio(best),
         "interleaved_ratio": costs.ratio(plain),
         **size_record(strategy.config, costs.tables[best[:2]], best.blocks),
-        "surrogate": {"mean_log_sizes": strategy.mean_log_sizes.tolist(), "text": trials.text._asdict()},
+        "text": trials.text._asdict(),
         "trial": {"folder": str(trials.folder / str(best)), **trials.results[best]},
         "trials": [
             {"name": str(one.network), **one.network.to_dict(), "share": one.share, "bits_per_byte": one.loss}

@@ -15,25 +15,24 @@ from nas.search.space import BYTES_PER_PIECE, Network
 # product of these letters. V, D, N and T are logarithms: of vocabulary, width, number of blocks, and share of a
 # training. A and F are also logarithms: the number of attending blocks, and the dense widths in units of 4x, both
 # relative to interleaved. P tells how much later the attending blocks stand. O is 1 if no block attends, and else 0.
-# E is 1 at the end of a training, whose learning rates have decayed, and else 0. The means are a fit to losses of
-# WikiText-2 (experiments/prior).
+# E is 1 at the end of a training, whose learning rates have decayed, and else 0. The means are a fit to losses
+# of WikiText-2 (experiments/prior).
 # fmt: off
 TERMS = {
-    "": (0, 3), "T": (-0.145, 0.1), "TT": (0.0048, 0.05), "V": (-0.0236, 0.03), "D": (-0.0374, 0.015),
-    "N": (-0.0122, 0.01), "VT": (0.0117, 0.006), "DT": (-0.0051, 0.006), "NT": (-0.0043, 0.004),
-    "VV": (-0.005, 0.01), "DD": (0.0065, 0.015), "NN": (0.002, 0.006), "VD": (-0.0045, 0.008),
-    "VN": (-0.0029, 0.006), "DN": (-0.0085, 0.008), "A": (-0.0154, 0.008), "F": (0.0042, 0.006),
-    "P": (0.0017, 0.005), "AA": (0.001, 0.004), "FF": (0.0038, 0.006), "AF": (-0.003, 0.005),
-    "PP": (0.0003, 0.005), "AT": (-0.0014, 0.004), "FT": (0.0024, 0.004), "PT": (-0.0003, 0.003),
-    "AN": (0.0006, 0.005), "FN": (-0.0004, 0.005), "AD": (-0.0101, 0.005), "FD": (0.0085, 0.005),
-    "VE": (-0.0091, 0.005), "VVT": (0.0015, 0.003), "VVE": (0.0027, 0.003), "O": (0.0207, 0.02),
-    "OT": (0.0201, 0.008),
+    "": (0, 3), "T": (-0.145, 0.1), "TT": (0.005, 0.05), "V": (-0.0199, 0.03), "D": (-0.0354, 0.015),
+    "N": (-0.0121, 0.01), "VT": (0.011, 0.006), "DT": (-0.0042, 0.006), "NT": (-0.0053, 0.004), "VV": (-0.0044, 0.01),
+    "DD": (0.0111, 0.015), "NN": (0.0009, 0.006), "VD": (-0.0013, 0.008), "VN": (-0.002, 0.006), "DN": (-0.007, 0.008),
+    "A": (-0.0168, 0.008), "F": (0.0034, 0.006), "P": (0.0015, 0.005), "AA": (-0.0013, 0.004), "FF": (0.0037, 0.006),
+    "AF": (-0.0033, 0.005), "PP": (0.0004, 0.005), "AT": (-0.003, 0.004), "FT": (0.0031, 0.004), "PT": (0.0001, 0.003),
+    "AN": (-0.0013, 0.005), "FN": (-0.0003, 0.005), "AD": (-0.0077, 0.005), "FD": (0.0091, 0.005),
+    "VE": (-0.0108, 0.005), "VVT": (0.0018, 0.003), "VVE": (0.002, 0.003), "O": (0.0234, 0.02), "OT": (0.0161, 0.008),
 }
 # fmt: on
 # Terms of a text that is read again. R is the number of passes after the first, and W the vocabulary as a share of the
 # largest that suits the text. How much large vocabularies lose differs between texts.
 AGAIN = {"R": (0, 0.1), "WR": (0, 0.03)}
 LETTERS = "VDNTAFPOERW"
+CENTRE = 9.0, 4.5, 1.0  # of V, D and N, the same for the data of the prior and for every search
 OTHER, OTHER_TEXT = 0.01, 0.004  # standard deviations of the effect of 1 + another operation's blocks, and with T
 OWN = 0.006  # standard deviation of what a network, and a pair of sizes, have beyond the terms at any time; relative
 NOISE = 0.004  # standard deviation of a loss, relative
@@ -87,11 +86,6 @@ def log_sizes(network: Network, d_ffn: int | str) -> tuple[float, ...]:
     return *logs, *relative, later, float(not attends.any())
 
 
-def average_sizes(networks: Sequence[Network]) -> np.ndarray:
-    """The mean logarithms of vocabulary, width and number of blocks."""
-    return np.mean([log_sizes(network, "4x")[:3] for network in networks], axis=0)
-
-
 def width_of(block: str, d_model: int, d_ffn: int | str) -> float:
     """The inner width of a dense block in units of 4x; 0 for other blocks. d_ffn: its width if it gives none."""
     name, sizes = parse_block(block)
@@ -104,8 +98,7 @@ def width_of(block: str, d_model: int, d_ffn: int | str) -> float:
 class Surrogate:
     """A Gaussian process of the logarithm of the loss: a polynomial, and effects of networks and of pairs of sizes.
 
-    networks: all candidates. d_ffn: model.d_ffn. mean_log_sizes: to which the terms refer; None: that of all
-    candidates. terms: as TERMS. text: what a whole training reads.
+    networks: all candidates. d_ffn: model.d_ffn. terms: as TERMS. text: what a whole training reads.
     """
 
     def __init__(
@@ -113,7 +106,6 @@ class Surrogate:
         points: Sequence[Point],
         networks: Sequence[Network],
         d_ffn: int | str = "4x",
-        mean_log_sizes: Sequence[float] | None = None,
         terms: dict[str, tuple[float, float]] = TERMS,
         text: Text = ONCE,
     ):
@@ -122,7 +114,6 @@ class Surrogate:
         self.names = sorted(block for block in blocks if block.split()[0] != "dense")
         self.d_ffn, self.text = d_ffn, text
         self.keys: dict = {}
-        self.mean_log_sizes = average_sizes(networks) if mean_log_sizes is None else np.asarray(mean_log_sizes)
         terms = terms | AGAIN if text.is_read_again else terms
         self.powers = np.array([[term.count(letter) for letter in LETTERS] for term in terms])
         means, spreads = np.array(list(terms.values())).T
@@ -138,7 +129,7 @@ class Surrogate:
         time = np.broadcast_to(np.log(share), len(given))[:, None]
         again = np.maximum(0, self.text.passes * np.exp(time) - 1)
         suited = np.exp(given[:, :1]) * BYTES_PER_PIECE / self.text.bytes
-        columns = np.hstack([given[:, :3] - self.mean_log_sizes, time, given[:, 3:], time == 0, again, suited])
+        columns = np.hstack([given[:, :3] - CENTRE, time, given[:, 3:], time == 0, again, suited])
         counts = np.log1p([[network.blocks.count(name) for name in self.names] for network in networks])
         counts = counts.reshape(len(given), len(self.names))
         features = np.hstack([(columns[:, None, :] ** self.powers).prod(axis=-1), counts, counts * time])
