@@ -86,21 +86,23 @@ def count_alone(folder: Path, arguments: Namespace, config: Config) -> None:
 ROWS, WIDTH = 4, 110  # of text that the model to use generates
 TOP_P = 0.95  # at a lower temperature or top-p, the cache of the text so far makes it repeat itself
 TOKENS, LINES = 500, 12  # enough for the rows: a byte each, or some empty lines
+PROMPT = 200  # tokens at the end of valid
 
 
-def generated_rows(run: Path, device: str) -> list[str]:
-    """The first rows that a model writes after a line end. Empty lines are left out, and long ones are wrapped.
+def generated_rows(run: Path, plan: Config) -> list[str]:
+    """The first rows that a model writes after the end of valid. Empty lines are left out, and long ones are wrapped.
 
-    There are none for images, and for a vocabulary without line ends. run: of its training.
+    There are none for images. run: of its training.
     """
     from nas import load_model
+    from nas.data.corpus import Corpus, prepare
     from nas.inference.language_model import escape
 
-    model = load_model(run, device)
-    try:
-        text = model.generate("", TOKENS, top_p=TOP_P, seed=1, lines=LINES)
-    except InputError:
+    if plan.model.grid:
         return []
+    corpus = Corpus(prepare(plan.data))
+    prompt = corpus.vocabulary.decode(corpus.tokens("valid")[-PROMPT:]).decode(errors="ignore")
+    text = load_model(run, plan.train.device).generate(prompt, TOKENS, top_p=TOP_P, seed=1, lines=LINES)
     return [row for line in text.split("\n") for row in textwrap.wrap(escape(line), WIDTH)][:ROWS]
 
 
@@ -130,7 +132,7 @@ def main() -> None:
         train_networks(folder, plan)
         if not (folder / SUMMARY).exists():
             summary = summarize(folder, plan)
-            rows = generated_rows(folder / summary["use"], plan.train.device)
+            rows = generated_rows(folder / summary["use"], plan)
             write_yaml(folder / SUMMARY, summary | {"text": rows})
         run_stage(search / "pi.gif", "animate.py", search)
         run_stage(folder / REPORT, "nas.report", folder, "--out", folder / REPORT)

@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from nas.comparison.found_and_usual import aligned, row_of
-from nas.core.errors import InputError
-from nas.core.files import write_yaml
+from nas.core.config_loading import load_config
+from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import abbreviate
+from nas.data.corpus import Corpus, prepare
 from nas.reporting.page import trained_networks
 from nas.run import generated_rows
 from tests.processes import refuse, run, start, succeed, wait_for
@@ -37,9 +38,17 @@ def check_table(shown, summary):
         assert cells[2:] == [f"{own['word_perplexity']:,.1f}", f"{ms:.3g}"]
         what = "cache and counts alone"
         if "blocks" in own:
-            what = f"{own['vocab_size']} pieces, width {own['d_model']}, {abbreviate(own['blocks'])}"
+            what = f"width {own['d_model']}, {abbreviate(own['blocks'])}"
             assert cells[1] == f"{own['network_bits_per_byte']:.4f}"
-        assert row[ends[-1] :] == f"  {what}"
+        assert row[ends[-1] :] == f"  {own['vocab_size']} pieces, {what}"
+
+
+def check_best_without_network(folder):
+    """The other vocabulary gives cache and counts alone more bits on valid."""
+    own, pattern = read_yaml(folder / "no-network" / "results.yaml"), read_yaml(folder / "no-network.yaml")
+    write_yaml(folder / "other.yaml", pattern | {"vocab_size": {300: 310, 310: 300}[pattern["vocab_size"]]})
+    succeed("retrain", folder / "other.yaml", folder / "run.yaml", "--run", folder / "other")
+    assert read_yaml(folder / "other" / "results.yaml")["valid"]["bits_per_byte"] > own["valid"]["bits_per_byte"]
 
 
 def check_report(folder, summary, percent):
@@ -89,9 +98,12 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
     check_table(shown, summary)
     assert 1 <= len(summary["text"]) <= 4 and all(0 < len(row) <= 110 for row in summary["text"])
     assert "".join(f"  {row}\n" for row in summary["text"]) in shown
-    again = "--top-p", 0.95, "--seed", 1, "--tokens", 500, "--lines", 12
-    written = " ".join(succeed("generate", folder / best, *again).split())
-    assert written.startswith(" ".join(" ".join(summary["text"]).split()))
+    corpus = Corpus(prepare(load_config(folder / "run.yaml", []).data))
+    last = corpus.vocabulary.decode(corpus.tokens("valid")[-200:]).decode()
+    again = "--prompt", last, "--top-p", 0.95, "--seed", 1, "--tokens", 500, "--lines", 12
+    written = succeed("generate", folder / best, *again).removeprefix(last)
+    assert " ".join(written.split()).startswith(" ".join(" ".join(summary["text"]).split()))
+    check_best_without_network(folder)
     assert summary["usual"]["blocks"] == ["attention", "dense"] and summary["usual"]["time_ratio_to_usual"] == 1
     percent = 100 * (summary["found"]["bits_per_byte"] / summary["usual"]["bits_per_byte"] - 1)
     alone = 100 * (summary["found"]["network_bits_per_byte"] / summary["usual"]["network_bits_per_byte"] - 1)
@@ -137,20 +149,14 @@ def test_text_without_words_and_without_a_mixture_has_fewer_columns():
     ]
 
 
-def test_rows_of_generated_text_suit_a_terminal(monkeypatch):
-    texts = ["", "\n \n\tif x {\x1b[2J\n" + "many words " * 30 + "\n    end\n", InputError("no line end")]
-
-    def generate(*_, **__):
-        if isinstance(text := texts.pop(0), InputError):
-            raise text
-        return text
-
-    monkeypatch.setattr("nas.load_model", lambda *_: SimpleNamespace(generate=generate))
-    assert generated_rows(Path("run"), "cpu") == []
-    first, *others = generated_rows(Path("run"), "cpu")
+def test_rows_of_generated_text_suit_a_terminal(monkeypatch, small_config):
+    texts = ["", "\n \n\tif x {\x1b[2J\n" + "many words " * 30 + "\n    end\n"]
+    model = SimpleNamespace(generate=lambda *_, **__: texts.pop(0))
+    monkeypatch.setattr("nas.load_model", lambda *_: model)
+    assert generated_rows(Path("run"), small_config()) == []
+    first, *others = generated_rows(Path("run"), small_config())
     assert first == r"\tif x {\x1b[2J" and [len(row) for row in others] == [109, 109, 109]
     assert " ".join(others).split() == ["many", "words"] * 30
-    assert generated_rows(Path("run"), "cpu") == []  # the vocabulary has no line end
 
 
 def test_a_space_of_one_network_has_a_report_too(tmp_path, small_yaml):

@@ -1,6 +1,7 @@
 """The found network of nas.run beside the usual one and no network: trainings, summary.yaml, and the last lines."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from nas.core.config import Config
@@ -32,6 +33,7 @@ from nas.costs.sizes import bytes_beside
 from nas.data.corpus import Corpus, prepare
 from nas.jobs.engines import open_engine
 from nas.jobs.tasks import run_tasks, training_task, unfinished
+from nas.mixture.mixture import open_mixture
 from nas.retraining.phase import BEST
 from nas.search.network_search import COSTS
 from nas.search.space import NetworkCosts, with_sizes, within_budget
@@ -63,6 +65,18 @@ def no_network_pattern(config: Config, pieces: int | None = None) -> dict:
     return content
 
 
+def best_without_network(config: Config, vocabularies: set[int]) -> dict:
+    """The content of the pattern file of cache and counts alone, in the vocabulary that is the best one on valid."""
+
+    def nll(content: dict) -> float:
+        corpus = Corpus(prepare(with_sizes(config, content["vocab_size"], config.model.d_model).data))
+        options = replace(config.beside, size=content.get("counts_bytes", config.beside.size))
+        mixture = open_mixture(options, corpus, 0)
+        return mixture.fit(mixture.look(corpus.tokens("valid"), None, None)).sum()
+
+    return min((no_network_pattern(config, pieces) for pieces in sorted(vocabularies)), key=nll)
+
+
 def train_networks(folder: Path, plan: Config) -> None:
     """Train the found network, from its trial on, and the usual one, side by side if there are cores; count without."""
     check_text(folder / SEARCH / TRIALS, data_digests(Corpus(prepare(plan.data)).meta))
@@ -74,12 +88,12 @@ def train_networks(folder: Path, plan: Config) -> None:
     costs = NetworkCosts.read(folder / SEARCH / TRIALS / COSTS)
     if counts := costs.tables[costs.reference[:2]].counts_bytes(plan.mixture.size, blocks or interleaved(1)):
         usual["counts_bytes"] = counts
-    none = no_network_pattern(plan, read_yaml(patterns[FOUND]).get("vocab_size"))
-    for name, content in {USUAL: usual, NO_NETWORK: none}.items():
-        patterns[name] = folder / f"{name}.yaml"
-        write_yaml(patterns[name], content)
-    if not plan.mixture.counts:
-        del patterns[NO_NETWORK]
+    patterns[USUAL] = folder / f"{USUAL}.yaml"
+    write_yaml(patterns[USUAL], usual)
+    if plan.beside.counts:
+        patterns[NO_NETWORK] = none = folder / f"{NO_NETWORK}.yaml"
+        if not none.exists():
+            write_yaml(none, best_without_network(plan, {pieces for pieces, _ in costs.tables}))
     for name, pattern in patterns.items():
         run, log = folder / name, folder / "logs" / f"{name}.txt"
         tasks.append(training_task(name, [pattern, folder / PLAN], run, RESULTS, log))
@@ -123,7 +137,8 @@ def summarize(folder: Path, plan: Config) -> dict:
     summary["use"] = USUAL if better else FOUND
     if (counted := folder / NO_NETWORK / RESULTS).exists():
         results = read_yaml(counted)
-        summary[NO_NETWORK] = {"ms_per_1000_bytes": predictor_ms(results)}
+        vocabulary = Corpus(prepare(load_config(counted.parent / CONFIG, []).data)).vocab_size
+        summary[NO_NETWORK] = {"vocab_size": vocabulary, "ms_per_1000_bytes": predictor_ms(results)}
         summary[NO_NETWORK] |= {key: results["test"][key] for key in QUALITY}
         valid[NO_NETWORK] = results["valid"]["bits_per_byte"]
     noise = NOISE / math.sqrt(results["valid"]["tokens"])
@@ -159,7 +174,7 @@ def describe(folder: Path, plan: Config) -> str:
         bits = ", ".join(f"{name} {bits:.4f}" for name, bits in valid.items())
         lines.append(f"NOTICE: a network adds nothing to cache and counts but noise (bits per byte on valid: {bits})")
     if text := summary.get("text"):
-        lines += ["text by the model to use:", *(f"  {row}" for row in text)]
+        lines += ["text by the model to use, after the end of valid:", *(f"  {row}" for row in text)]
     lines.append(f"report, with pictures: {folder / REPORT}; the model to use: {folder / summary['use']}")
     return "\n".join(lines)
 
@@ -173,14 +188,14 @@ def row_of(name: str, one: dict) -> dict[str, str]:
     """The cells of a predictor in the table of the last lines. one: of summary.yaml."""
     alone, what = one.get("network_bits_per_byte", one["bits_per_byte"]), "cache and counts alone"
     if name != NO_NETWORK:
-        what = f"{one['vocab_size']:,} pieces, width {one['d_model']}, {abbreviate(one['blocks'])}"
+        what = f"width {one['d_model']}, {abbreviate(one['blocks'])}"
     return {
         "on test": name.replace("-", " "),
         "bits per byte": f"{one['bits_per_byte']:.4f}",
         "network alone": "" if alone == one["bits_per_byte"] else f"{alone:.4f}",
         "word perplexity": f"{one['word_perplexity']:,.1f}" if one["word_perplexity_comparable"] else "",
         "ms for 1,000 bytes": f"{one['ms_per_1000_bytes'] + one.get('mixture_ms_per_1000_bytes', 0):.3g}",
-        "what it is": what,
+        "what it is": f"{one['vocab_size']:,} pieces, {what}",
     }
 
 
