@@ -1,9 +1,9 @@
 """The table and the picture of all results: `python experiments/frontier/report.py runs/frontier`.
 
-RESULTS is the folder of run.py and of the programs in experiments/outside. Its results replace those of the same texts
-in results.csv, which has a line for each result; without RESULTS, these are shown. Writes results.csv and frontier.png.
-Prints the table, and for each opponent how far found is from it. A difference is that of bits per byte; that of word
-perplexity follows where words are words. p is that of Welch's test over seeds, or of Student's against a predictor
+RESULTS is the folder of run.py and of the programs in experiments/outside. Its results replace those of the same text
+and predictor in results.csv, which has a line for each result; without RESULTS, these are shown. Writes results.csv and
+frontier.png. Prints the table, and for each opponent how far found is from it. A difference is that of bits per byte;
+that of word perplexity follows where words are words. p is that of Welch's test over seeds, or of Student's against a predictor
 without seeds, with Holm's correction over the cells. Cells in which found has no network have no p, and are no part of
 the means. The last line has these, and p of a permutation test of all cells.
 """
@@ -222,7 +222,8 @@ def main() -> None:
     table = arguments.out / "results.csv"
     new = read_results(arguments.results) if arguments.results else []
     kept = read_table(table) if table.exists() else []
-    rows = [*new, *(row for row in kept if row["text"] not in {one["text"] for one in new})]
+    replaced = {(row["text"], row["predictor"]) for row in new}
+    rows = [*new, *(row for row in kept if (row["text"], row["predictor"]) not in replaced)]
     if not rows:
         raise InputError(
             f"{arguments.results or table} has no results: run.py and the programs of experiments/outside make them"
