@@ -3,9 +3,9 @@
 RESULTS is the folder of run.py and of the programs in experiments/outside. Its results replace those of the same text
 and predictor in results.csv, which has a line for each result; without RESULTS, these are shown. Writes results.csv and
 frontier.png. Prints the table, and for each opponent how far found is from it. A difference is that of bits per byte;
-that of word perplexity follows where words are words. p is that of Welch's test over seeds, or of Student's against a predictor
-without seeds, with Holm's correction over the cells. Cells in which found has no network have no p, and are no part of
-the means. The last line has these, and p of a permutation test of all cells.
+that of word perplexity follows where words are words. p is that of Welch's test over seeds, or of Student's against a
+predictor without seeds, with Holm's correction over the cells. Cells in which found has no network have no p, and are
+no part of the means. The last line has these, and p of a permutation test of all cells.
 """
 
 import argparse
