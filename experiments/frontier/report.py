@@ -39,6 +39,7 @@ NO_WORDS = {"go"}
 AIMS = {"optuna": -0.015, "gpt2": -0.6, "none": -0.2}  # for the mean difference of word perplexity
 DRAWS = 100_000  # of the permutation test
 NONE_FITS = "none fits"
+BEYOND = "gpt2"  # a predictor that is told, because its bits would leave no room for the others
 WORDS_PER_CELL = 1000  # a perplexity beyond has no decimals
 
 
@@ -200,7 +201,10 @@ def draw(cells: Cells, path: Path) -> None:
         for name, (title, style) in PREDICTORS.items():
             own = [(budget, cells.values(name, (text, budget))) for budget in BUDGETS]
             points = [(budget, values.mean()) for budget, values in own if len(values)]
-            if points:
+            if points and name == BEYOND:
+                told = ", ".join(f"{bits:.2f} at {budget:g}" for budget, bits in points)
+                panel.text(0.02, 0.9, f"{title}: {told}", transform=panel.transAxes, va="top", fontsize=8)
+            elif points:
                 panel.plot(*zip(*points, strict=True), label=title, **style)
         panel.set_xscale("log")
         panel.set_xticks(BUDGETS, [f"{budget:g}" for budget in BUDGETS])
