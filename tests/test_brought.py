@@ -457,7 +457,7 @@ def test_numbers_at_the_edge(small_config, memory_corpus):
     long = Score([b"a b"], ids, ids, np.ones(len(ids)), text_metrics(2e6, len(ids), facts))
     assert repr(long).splitlines()[1].split() == ["1", "2000000", "2000000.0000", "a", "b"]
     networks = [make_network(100, 16, blocks) for blocks in (["attention"], ["dense"])]
-    surrogate = Surrogate([Point(networks[0], 1.0, 0.0)], networks, 64, np.array([4.6, 2.8, 0.0]))
+    surrogate = Surrogate([Point(networks[0], 1.0, 0.0)], networks, 64)
     assert np.isfinite(surrogate.predict(networks)).all()
     tokens = np.arange(400) % 2
     config = small_config("model.cutoffs=auto")
