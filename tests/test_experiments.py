@@ -5,7 +5,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from experiments.prior.fit import BETWEEN, MISJUDGED, WIDER, fit, prior_of, read_points
+from experiments.prior.fit import BETWEEN, MISJUDGED, SOURCE, WIDER, fit, prior_of, read_points
 from nas.comparison.spec import FORMAT as COMPARISON_FORMAT
 from nas.comparison.spec import read_contenders, read_settings
 from nas.core.config_loading import load_config
@@ -37,7 +37,7 @@ def test_every_yaml_loads(path):
         load_config(path, [])
 
 
-def misjudged_by_hand(network, share, surrogate) -> list[float]:
+def misjudged_by_hand(network, share) -> list[float]:
     """What full lengths change in a trial of attention: a constant, its blocks, the attending ones and their places."""
     count, places = len(network.blocks), np.linspace(-1, 1, len(network.blocks)) if len(network.blocks) > 1 else [0.0]
     attends = [block == "attention" for block in network.blocks]
@@ -61,7 +61,7 @@ def test_the_fit_of_the_prior_is_a_regression_with_effects_of_networks_and_sizes
     effects = sorted({(text, key) for text, p, _ in points for key in (p.network, p.network[:2])}, key=str)
     columns = []
     for (text, point, full), features in zip(points, known.features, strict=True):
-        wrong = full * np.array(misjudged_by_hand(point.network, point.share, surrogate))
+        wrong = full * np.array(misjudged_by_hand(point.network, point.share))
         times = 1.0, np.log(point.share), point.share == 1
         of_text = [time * (text == number) for time in times for number in range(2)]
         own = (text, point.network), (text, point.network[:2])
@@ -76,8 +76,8 @@ def test_the_fit_of_the_prior_is_a_regression_with_effects_of_networks_and_sizes
     assert names[-2:] == ["conv", "conv, T"] and len(names) == len(surrogate.spread)
 
 
-def test_the_surrogate_has_the_prior_of_wikitext_2():
-    prior = prior_of([read_points()["wikitext-2"]])
+def test_the_surrogate_has_the_prior_that_the_fit_gives():
+    prior = prior_of([read_points()[SOURCE]])
     assert prior.keys() == TERMS.keys()
     np.testing.assert_allclose([*prior.values()], [*TERMS.values()], atol=2e-4)
 

@@ -43,6 +43,18 @@ def check_table(shown, summary):
         assert row[ends[-1] :] == f"  {own['vocab_size']} pieces, {what}"
 
 
+def check_generated_text(folder, shown, summary):
+    """The rows are what the model to use writes after the end of valid, with a fixed seed."""
+    rows = summary["text"]
+    assert 1 <= len(rows) <= 4 and all(0 < len(row) <= 110 for row in rows)
+    assert "".join(f"  {row}\n" for row in rows) in shown
+    corpus = Corpus(prepare(load_config(folder / "run.yaml", []).data))
+    last = corpus.vocabulary.decode(corpus.tokens("valid")[-200:]).decode()
+    again = "--prompt", last, "--top-p", 0.95, "--seed", 1, "--tokens", 500, "--lines", 12
+    written = succeed("generate", folder / summary["use"], *again).removeprefix(last)
+    assert " ".join(written.split()).startswith(" ".join(" ".join(rows).split()))
+
+
 def check_best_without_network(folder):
     """The other vocabulary gives cache and counts alone more bits on valid."""
     own, pattern = read_yaml(folder / "no-network" / "results.yaml"), read_yaml(folder / "no-network.yaml")
@@ -64,6 +76,34 @@ def check_report(folder, summary, percent):
     drawn = trained_networks([folder / name for name in ("found", "usual")], 3.0)
     expected = {name: 3 * summary[name]["time_ratio_to_reference"] for name in ("found", "usual")}
     assert {name.split(":")[0]: time for name, time, _ in drawn} == expected
+
+
+def check_repeated(folder, whole, shown, summary):
+    """A repeated command prints the same last lines, and generates no text again; lost weights are made again."""
+    last = shown[shown.index("\non test ") :]
+    assert succeed("run", *whole).endswith(last[1:])
+    write_yaml(folder / "summary.yaml", summary | {"text": ["kept, not generated again"]})
+    assert "\n  kept, not generated again\nreport" in succeed("run", *whole)
+    (folder / "found" / "best.pt").unlink()
+    before = yaml.safe_load((folder / "found" / "results.yaml").read_text())
+    succeed("run", *whole)
+    again = yaml.safe_load((folder / "found" / "results.yaml").read_text())
+    assert again["valid"] == before["valid"] and again["train_steps"] == before["train_steps"]
+    assert "best.pt is missing; the weights of the last step replace it" in (folder / "logs" / "found.txt").read_text()
+    assert succeed("generate", folder / "found", "--prompt", "the", "--tokens", 3).startswith("the")
+
+
+def check_a_better_usual_network(folder, whole, found):
+    """found: its bits per byte on valid."""
+    results = yaml.safe_load((folder / "usual" / "results.yaml").read_text())
+    results["valid"]["bits_per_byte"] = found / 2
+    write_yaml(folder / "usual" / "results.yaml", results)
+    for name in ("summary.yaml", "report.html"):
+        (folder / name).unlink()
+    shown = succeed("run", *whole)
+    assert "NOTICE: the usual network is better on valid" in shown and "its noise" not in shown
+    assert f"to use: {folder / 'usual'}\n" in shown
+    assert "<strong>The usual network is better on valid" in (folder / "report.html").read_text()
 
 
 def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path, small_yaml):
@@ -96,13 +136,7 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
         best = "no-network"
     assert summary["use"] == best and shown.endswith(f"; the model to use: {folder / best}\n")
     check_table(shown, summary)
-    assert 1 <= len(summary["text"]) <= 4 and all(0 < len(row) <= 110 for row in summary["text"])
-    assert "".join(f"  {row}\n" for row in summary["text"]) in shown
-    corpus = Corpus(prepare(load_config(folder / "run.yaml", []).data))
-    last = corpus.vocabulary.decode(corpus.tokens("valid")[-200:]).decode()
-    again = "--prompt", last, "--top-p", 0.95, "--seed", 1, "--tokens", 500, "--lines", 12
-    written = succeed("generate", folder / best, *again).removeprefix(last)
-    assert " ".join(written.split()).startswith(" ".join(" ".join(summary["text"]).split()))
+    check_generated_text(folder, shown, summary)
     check_best_without_network(folder)
     assert summary["usual"]["blocks"] == ["attention", "dense"] and summary["usual"]["time_ratio_to_usual"] == 1
     percent = 100 * (summary["found"]["bits_per_byte"] / summary["usual"]["bits_per_byte"] - 1)
@@ -115,26 +149,8 @@ def test_the_whole_fits_the_minutes_and_goes_on_after_a_stop_and_a_kill(tmp_path
     assert ("differ by less than its noise" in shown) == (lead < noise)
     assert "going on from the trial" in (folder / "logs" / "found.txt").read_text()
     check_report(folder, summary, percent)
-    last = shown[shown.index("\non test ") :]
-    assert succeed("run", *whole).endswith(last[1:])
-    write_yaml(folder / "summary.yaml", summary | {"text": ["kept, not generated again"]})
-    assert "\n  kept, not generated again\nreport" in succeed("run", *whole)
-    (folder / "found" / "best.pt").unlink()
-    before = yaml.safe_load((folder / "found" / "results.yaml").read_text())
-    succeed("run", *whole)
-    again = yaml.safe_load((folder / "found" / "results.yaml").read_text())
-    assert again["valid"] == before["valid"] and again["train_steps"] == before["train_steps"]
-    assert "best.pt is missing; the weights of the last step replace it" in (folder / "logs" / "found.txt").read_text()
-    assert succeed("generate", folder / "found", "--prompt", "the", "--tokens", 3).startswith("the")
-    results = yaml.safe_load((folder / "usual" / "results.yaml").read_text())
-    results["valid"]["bits_per_byte"] = valid["found"]["bits_per_byte"] / 2
-    write_yaml(folder / "usual" / "results.yaml", results)
-    for name in ("summary.yaml", "report.html"):
-        (folder / name).unlink()
-    shown = succeed("run", *whole)
-    assert "NOTICE: the usual network is better on valid" in shown and "its noise" not in shown
-    assert f"to use: {folder / 'usual'}\n" in shown
-    assert "<strong>The usual network is better on valid" in (folder / "report.html").read_text()
+    check_repeated(folder, whole, shown, summary)
+    check_a_better_usual_network(folder, whole, valid["found"]["bits_per_byte"])
 
 
 def test_text_without_words_and_without_a_mixture_has_fewer_columns():
@@ -163,12 +179,14 @@ def test_a_space_of_one_network_has_a_report_too(tmp_path, small_yaml):
     """pi never changes. The found network is the usual one, and the reference."""
     options = [*OPTIONS, "search.operations=[attention,dense]", "search.vocab_size=[]", "search.latency.target=2"]
     options += ["model.dropout=auto", "model.blocks=1", "train.steps=20"]
+    options += ["data.tokenizer=bytes", "data.vocab_size=null"]
     shown = succeed("run", small_yaml, "--run", tmp_path / "run", *options)
     summary = yaml.safe_load((tmp_path / "run" / "summary.yaml").read_text())
     assert summary["found"]["dropout"] == 0  # that of the training, not auto
     assert summary["usual"]["time_ratio_to_reference"] > 1  # by what is mixed with it
     assert "found against usual (the reference): +0.0% bits per byte (networks alone: +0.0%), at " in shown
     assert summary["use"] != "usual"  # it is not better
+    assert "vocab_size" not in read_yaml(tmp_path / "run" / "no-network.yaml")  # bytes have one vocabulary
     assert summary["found"]["blocks"] == summary["usual"]["blocks"] == ["attention"]
     page = (tmp_path / "run" / "report.html").read_text()
     assert "differs from the usual one by +0.0% bits per byte" in page

@@ -23,14 +23,16 @@ from experiments.helpers import print_row, read_table, spell_network
 from nas.core.errors import InputError, run_command
 from nas.core.files import write_text
 from nas.reporting.comparison_report import csv_text
-from nas.reporting.figures import BLUE, GREY, NAVY, RED, new_figure, save, tidy
+from nas.reporting.figures import BLUE, GREY, RED, new_figure, save, tidy
 
 HERE = Path(__file__).parent
-PREDICTORS = {  # in the order of the table: what it is called, and its line in the picture
+# In the order of the table: what a predictor is called, and its line in the picture. None: its bits are told in words,
+# because a line would leave no room for the others.
+PREDICTORS = {
     "found": ("found", {"color": RED, "marker": "o"}),
     "usual": ("usual: interleaved, the same mixture", {"color": "#5b8c5a", "marker": "d"}),
     "optuna": ("Optuna, the same space and mixture", {"color": BLUE, "marker": "s"}),
-    "gpt2": ("GPT-2 of Transformers", {"color": NAVY, "marker": "^"}),
+    "gpt2": ("GPT-2 of Transformers", None),
     "none": ("cache and counts, no network", {"color": GREY, "linestyle": "--"}),
     "ppmd": ("PPMd", {"color": GREY, "linestyle": ":"}),
 }
@@ -39,7 +41,6 @@ NO_WORDS = {"go"}
 AIMS = {"optuna": -0.015, "gpt2": -0.6, "none": -0.2}  # for the mean difference of word perplexity
 DRAWS = 100_000  # of the permutation test
 NONE_FITS = "none fits"
-BEYOND = "gpt2"  # a predictor that is told, because its bits would leave no room for the others
 WORDS_PER_CELL = 1000  # a perplexity beyond has no decimals
 
 
@@ -201,7 +202,7 @@ def draw(cells: Cells, path: Path) -> None:
         for name, (title, style) in PREDICTORS.items():
             own = [(budget, cells.values(name, (text, budget))) for budget in BUDGETS]
             points = [(budget, values.mean()) for budget, values in own if len(values)]
-            if points and name == BEYOND:
+            if points and style is None:
                 told = ", ".join(f"{bits:.2f} at {budget:g}" for budget, bits in points)
                 panel.text(0.02, 0.9, f"{title}: {told}", transform=panel.transAxes, va="top", fontsize=8)
             elif points:
@@ -232,9 +233,9 @@ def main() -> None:
         raise InputError(
             f"{arguments.results or table} has no results: run.py and the programs of experiments/outside make them"
         )
-    cells = Cells(rows)
-    means = print_tables(cells)
     write_text(table, csv_text(rows))
+    cells = Cells(read_table(table))  # whose figures are rounded
+    means = print_tables(cells)
     draw(cells, arguments.out / "frontier.png")
     print(json.dumps(means))
 

@@ -5,7 +5,7 @@ earlier searches and grids are in earlier.csv. Their trials of full attention we
 had not learned, so these have terms of their own. All give the posterior of the surrogate's factors, from means of 0
 and WIDER times BETWEEN. Each text has an offset, a slope in T, and an offset of whole trainings, whose learning rates
 have decayed. The prior of another text has the posterior means and the spreads BETWEEN. The offset and the slope in T
-stay as they are. The last line has the terms of --texts; those of wikitext-2 are the TERMS of nas/search/surrogate.py.
+stay as they are. The last line has the TERMS of nas/search/surrogate.py, which are the prior of SOURCE.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from nas.search.space import make_network
 from nas.search.surrogate import CENTRE, NOISE, OWN, TERMS, Point, Surrogate, log_sizes
 
 HERE = Path(__file__).parent
+SOURCE = "wikitext-2"  # the text of the library's prior
 WIDER = 3
 MISJUDGED = 0.02  # standard deviation of the terms of trials that were judged at full lengths
 # fmt: off
@@ -86,8 +87,8 @@ def prior_of(texts: list[dict[Point, bool]]) -> dict[str, tuple[float, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", default="wikitext-2", metavar="TEXT,TEXT", help="(default: %(default)s)")
-    texts, wanted = read_points(), parser.parse_args().texts.split(",")
+    parser.parse_args()
+    texts = read_points()
     fits = {"all": fit([*texts.values()]), **{text: fit([own]) for text, own in texts.items()}}
     titles = [f"{name}, {len(texts[name])} losses" if name in texts else "all texts" for name in fits]
     print_row("term", *titles, header=True)
@@ -97,12 +98,8 @@ def main() -> None:
             index = names.index(term)
             cells.append(f"{means[index]:.4f} ± {errors[index]:.4f}")
         print_row(term or "1", *cells)
-    print(
-        ", ".join(
-            f'"{term}": ({mean:g}, {spread:g})'
-            for term, (mean, spread) in prior_of([texts[name] for name in wanted]).items()
-        )
-    )
+    terms = prior_of([texts[SOURCE]])
+    print(", ".join(f'"{term}": ({mean:g}, {spread:g})' for term, (mean, spread) in terms.items()))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,12 @@ def no_network_pattern(config: Config, pieces: int | None = None) -> dict:
 
 
 def best_without_network(config: Config, vocabularies: set[int]) -> dict:
-    """The content of the pattern file of cache and counts alone, in the vocabulary that is the best one on valid."""
+    """The content of the pattern file of cache and counts alone, in the vocabulary that is the best one on valid.
+
+    vocabularies: their numbers of pieces. Bytes, words, and pieces without a given number have one vocabulary.
+    """
+    if not config.data.vocab_size:
+        return no_network_pattern(config)
 
     def nll(content: dict) -> float:
         corpus = Corpus(prepare(with_sizes(config, content["vocab_size"], config.model.d_model).data))
