@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from nas.comparison.found_and_usual import aligned, row_of
+from nas.comparison.found_and_usual import aligned, best_without_network, row_of
 from nas.core.config_loading import load_config
 from nas.core.files import read_yaml, write_yaml
 from nas.core.pattern import abbreviate
@@ -56,8 +56,9 @@ def check_generated_text(folder, shown, summary):
 
 
 def check_best_without_network(folder):
-    """The other vocabulary gives cache and counts alone more bits on valid."""
+    """Of two vocabularies the best one is chosen: the other gives cache and counts alone more bits on valid."""
     own, pattern = read_yaml(folder / "no-network" / "results.yaml"), read_yaml(folder / "no-network.yaml")
+    assert best_without_network(load_config(folder / "run.yaml", []), {300, 310}) == pattern
     write_yaml(folder / "other.yaml", pattern | {"vocab_size": {300: 310, 310: 300}[pattern["vocab_size"]]})
     succeed("retrain", folder / "other.yaml", folder / "run.yaml", "--run", folder / "other")
     assert read_yaml(folder / "other" / "results.yaml")["valid"]["bits_per_byte"] > own["valid"]["bits_per_byte"]
