@@ -222,17 +222,18 @@ def train(phase, run, pattern_file: dict, until: int | None) -> tuple | None:
         results |= {"train_steps": trainer.step, "train_tokens": trainer.tokens, "wall_time_s": trainer.wall_seconds}
         results["train_tokens_per_s"] = trainer.tokens / trainer.train_seconds
     if until:
-        write_trial(phase, run, trainer, results["network"]["valid"])
+        write_trial(phase, run, trainer, {"valid": results["valid"], "network": {"valid": results["network"]["valid"]}})
     test = results["network"]["test"]  # written again, because restoring the checkpoint removed its line
     run.metrics(trainer.step, trainer.tokens, "test", test["nll_per_token"], evaluated_tokens=test["tokens"])
     return results, mixture
 
 
-def write_trial(phase, run, trainer, valid: dict) -> None:
-    """Write what a trial has reached. valid: its metrics. Raises RunError if the loss is not finite."""
-    if not math.isfinite(valid["nll_per_token"]):
-        raise RunError(f"the loss on valid is {valid['nll_per_token']} at step {phase.until}; give a smaller train.lr")
-    metrics = {"step": trainer.step, "of_steps": phase.total_steps, "valid": valid}
+def write_trial(phase, run, trainer, metrics: dict) -> None:
+    """Write what a trial has reached. metrics: of trial_metrics(). Raises RunError if the loss is not finite."""
+    loss = metrics["network"]["valid"]["nll_per_token"]
+    if not math.isfinite(loss):
+        raise RunError(f"the loss on valid is {loss} at step {phase.until}; give a smaller train.lr")
+    metrics = {"step": trainer.step, "of_steps": phase.total_steps, **metrics}
     # The mean has fewer steps if an earlier call stopped among them.
     metrics |= {"averaged_steps": phase.trial_average.count, "wall_time_s": trainer.wall_seconds}
     run.write(trial_file(phase.until), metrics)

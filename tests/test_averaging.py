@@ -7,8 +7,11 @@ import torch
 
 from nas.core.config import Config
 from nas.core.run_folder import RunFolder
+from nas.mixture.mixture import Seen, open_mixture
 from nas.training.device import choose_runtime
+from nas.training.evaluation import read_text
 from nas.training.optimizer import TailAverage
+from nas.training.passes import judged_text
 from tests.making import make_retraining
 from tests.training import Training
 
@@ -85,7 +88,7 @@ def test_a_trial_is_judged_by_the_mean_of_its_last_half_and_goes_on_as_if_there_
         if step == 6:
             with trial.trial_average.in_use():
                 assert_mean(weights_of(trial), kept)
-            assert trial.trial_metrics()["nll"] != valid_nll(plain)
+            assert trial.trial_metrics()["network"]["valid"]["nll"] != valid_nll(plain)
             longer = continued(trial, 8)
             assert longer.trial_average.count == 0  # the mean of a shorter trial is not part of it
         assert valid_nll(trial) == valid_nll(plain)
@@ -98,10 +101,28 @@ def test_a_trial_is_judged_at_the_lengths_that_its_steps_have_read(small_config)
         phase = make_retraining(config, PATTERN, until=until)
         for step in range(1, until + 1):
             phase.step(step)
-        found, own = phase.trial_metrics()["nll"], phase.metrics(phase.trial_average)["nll"]
+        found, own = phase.trial_metrics()["network"]["valid"]["nll"], phase.metrics(phase.trial_average)["nll"]
         phase.config = replace(config, evaluate=replace(config.evaluate, segment=lengths[0], memory=lengths[1]))
         assert found == pytest.approx(phase.metrics(phase.trial_average)["nll"], rel=1e-6)
         assert (found == pytest.approx(own, rel=1e-6)) == (lengths == (8, memory))
+
+
+def test_a_trial_is_judged_by_the_mixture_whose_halves_have_the_weights_of_the_other(small_config):
+    phase = make_retraining(
+        small_config("mixture.states=50", "mixture.cache=[1,2]", "mixture.counts=2"), PATTERN, until=3
+    )
+    for step in range(1, 4):
+        phase.step(step)
+    found, (tokens, _) = phase.trial_metrics(), judged_text(phase.config, phase.corpus)
+    with phase.trial_average.in_use():
+        nll, hidden = read_text(phase.config, phase.model, tokens, phase.runtime)
+    mixture = open_mixture(phase.config.beside, phase.corpus, phase.model.d_model)
+    seen, middle, total = mixture.look(tokens, nll, hidden), len(nll) // 2, 0.0
+    for fitted, judged in ((slice(middle, None), slice(middle)), (slice(middle), slice(middle, None))):
+        mixture.fit_to(Seen(*(array[fitted] for array in seen)))
+        total += mixture.mix(Seen(*(array[judged] for array in seen)))[0].sum()
+    assert found["network"]["valid"]["nll"] == pytest.approx(nll.sum())
+    assert found["valid"]["nll"] == pytest.approx(total) and total < 0.99 * nll.sum()
 
 
 def test_training_without_a_run_folder_ends_with_the_mean(small_config):

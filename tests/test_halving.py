@@ -154,15 +154,17 @@ def test_a_text_that_is_read_again_decides_between_vocabularies_at_the_end_of_tr
 def test_the_time_of_a_search_counts_each_part_of_a_training_once():
     """Each eighth of a training that trials and the two last trainings take, with an estimate of 8 seconds for one."""
     for rungs, eighths, trials in ((RUNGS, 12 + 1 + 5 + 4, 20), (AGAIN_RUNGS, 8 + 1 + 5 + 6 + 8, 19)):
-        rest, read = 8 * (1 - rungs[-1].share), 2 * (4 + 2)  # two trainings read valid 4 times, and valid and test
+        rest = 8 * (1 - rungs[-1].share)
+        read, looked = 2 * (4 + 2), 2 * 2  # two trainings read valid 4 times, and valid and test, which both have cache
 
         def seconds(*estimate, rungs=rungs):
             known = Estimate(*estimate)
             return known.seconds(batches(rungs)) + last_seconds(known, rungs)
 
-        assert seconds(0.0, 8.0, 0.0, 0.0, 1) == pytest.approx(eighths + 8 + rest)
-        assert seconds(0.0, 0.0, 1.0, 10.0, 1, 1 / 4) == pytest.approx(trials / 4 + read + 2 * 10)
-        assert seconds(1.0, 0.0, 0.0, 0.0, 1) == trials + 2
+        assert seconds(0.0, 8.0, 0.0, 0.0, 0.0, 1) == pytest.approx(eighths + 8 + rest)
+        assert seconds(0.0, 0.0, 1.0, 0.0, 10.0, 1, 1 / 4) == pytest.approx(trials / 4 + read + 2 * 10)
+        assert seconds(0.0, 0.0, 0.0, 1.0, 0.0, 1, 1 / 4) == pytest.approx(trials / 4 + looked)
+        assert seconds(1.0, 0.0, 0.0, 0.0, 0.0, 1) == trials + 2
 
     assert [rung_steps(rung.share, 4003) for rung in AGAIN_RUNGS] == [500, 1000, 2000, 4003]
 
@@ -337,7 +339,7 @@ def test_pi_is_the_probability_of_each_operation_in_the_best_network(known_searc
     assert own[-1] > 1.3 * own[0]  # trials decide
 
 
-ESTIMATE = Estimate(start=0.5, training=80.0, reading=1.0, mixing=2.0, at_once=2, judged=0.5)
+ESTIMATE = Estimate(start=0.5, training=80.0, reading=0.8, looking=0.2, fitting=1.6, at_once=2, judged=0.5)
 LAST = last_seconds(ESTIMATE, RUNGS)
 WHOLE = ESTIMATE.seconds(batches(RUNGS)) + LAST
 

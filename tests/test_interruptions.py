@@ -99,6 +99,7 @@ def test_a_training_that_stops_at_a_step_goes_on_exactly(tmp_path, small_yaml, p
     assert trial["step"] == 9 and trial["of_steps"] == 12 and trial["averaged_steps"] == 5
     succeed("retrain", pattern, small_yaml, "--run", tmp_path / "at-once", "--until", "9", *more)
     assert yaml.safe_load((tmp_path / "at-once/trial-9.yaml").read_text())["valid"] == trial["valid"]
+    assert trial["valid"] == trial["network"]["valid"]  # there is no mixture
     assert trial["valid"]["nll_per_token"] != nll  # that of the last weights
     assert "--until 0 must be a step from 1" in refuse("retrain", pattern, small_yaml, "--run", whole, "--until", "0")
 

@@ -40,7 +40,7 @@ class Training:
             return self.end()  # rates have decayed, so retrain.py judges the whole training too
         self.phase.begin_trial(last)
         self.train(last)
-        return self.phase.trial_metrics()
+        return self.phase.trial_metrics()["network"]["valid"]
 
     def end(self) -> dict:
         """Figures on valid at the end. The model is then in evaluation mode."""

@@ -2,7 +2,7 @@
 (pip install -r experiments/outside/requirements.txt).
 
 TPE proposes and successive halving prunes (ASHA), on the same trials as those of the search: parts of trainings, judged
-by the loss of the network on valid after an eighth, a quarter and a half. Together they have the steps of the search's
+on valid with the mixture after an eighth, a quarter and a half. Together they have the steps of the search's
 rungs. The first proposals are the deepest interleaved networks within the budget, one for each vocabulary. A network
 beyond the budget takes no steps; TPE knows by how much it is beyond. The network of the best trial is trained to the
 end like that of the search, with the same mixture.

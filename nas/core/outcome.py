@@ -33,7 +33,7 @@ def print_outcome(run: RunFolder) -> None:
     for warning in [] if trials else pi_warnings(read_pi(run.path)):
         run.say(f"WARNING: {warning}")
     valid = outcome["valid"]
-    metrics = f"nll {valid['nll_per_token']:.4f}, perplexity {valid['perplexity']:.2f}"
+    metrics = f"{valid['bits_per_byte']:.4f} bits per byte"
     seconds = f"{outcome['wall_time_s']:,.0f} s" + " of one process" * trials
     run.say(f"{outcome['train_steps']} steps, {outcome['train_tokens']:,} tokens, {seconds}")
     what, weights = ("pattern", "after its trial") if trials else ("likeliest pattern", "with the SuperNet's weights")

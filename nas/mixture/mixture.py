@@ -98,18 +98,20 @@ class Mixture:
             votes[:, 1] = features[:, -1] > 0
         return votes
 
-    def fit(self, seen: Seen) -> np.ndarray:
-        """Fit the gate. Returns the nll [N] of the same tokens; each half has the weights fitted to the other half."""
+    def fit(self, seen: Seen, most: int = MOST_TOKENS) -> np.ndarray:
+        """Fit the gate to at most `most` tokens. Returns the nll [N] of all; each half has the weights fitted to the
+        other half.
+        """
         middle, found = len(seen.p) // 2, []
         halves = slice(0, middle), slice(middle, None)
         for other, own in zip(halves[::-1], halves, strict=True):
-            self.fit_to(Seen(*(array[other] for array in seen)))
+            self.fit_to(Seen(*(array[other] for array in seen)), most)
             found.append(self.mix(Seen(*(array[own] for array in seen)))[0])
-        self.fit_to(seen)
+        self.fit_to(seen, most)
         return np.concatenate(found)
 
-    def fit_to(self, seen: Seen) -> None:
-        p, features, hidden = (array[:: -(-len(seen.p) // MOST_TOKENS) or 1] for array in seen)
+    def fit_to(self, seen: Seen, most: int = MOST_TOKENS) -> None:
+        p, features, hidden = (array[:: -(-len(seen.p) // most) or 1] for array in seen)
         if not len(p):  # equal weights
             inputs = features.shape[1] + hidden.shape[1] + 1
             self.bounds, self.gate = np.zeros((2, features.shape[1])), np.zeros((inputs, p.shape[1]))

@@ -170,7 +170,7 @@ def trained_networks(runs: list[Path], reference_cost: float) -> list[tuple[str,
             cost = read_yaml(summary)[run.name]["time_ratio_to_reference"] * reference_cost
         if found["network"]:
             name = f"{run.name}: {abbreviate(found['pattern'])}"
-            trained.append((name, cost, found["network"]["valid"]["bits_per_byte"]))
+            trained.append((name, cost, found["valid"]["bits_per_byte"]))
     return trained
 
 

@@ -30,6 +30,7 @@ from nas.training.trainer import Phase, load_checkpoint, save_checkpoint
 
 BEST = "best.pt"
 TRIAL_SHARE = 0.5  # last share of a trial's steps, over which weights are averaged
+GATE_TOKENS = 20_000  # of the gate of a trial, at most
 
 
 class RetrainPhase(Phase):
@@ -82,8 +83,11 @@ class RetrainPhase(Phase):
         with average.in_use():
             return evaluate_split(self.config, self.model, self.model.blocks, self.corpus, "valid", self.runtime)
 
-    def trial_metrics(self) -> dict:
-        """Metrics of the trial's mean on the first part of valid."""
+    def trial_metrics(self) -> dict[str, dict]:
+        """Metrics on the first part of valid as in results.yaml, of the trial's mean. A trial is judged by those of the
+        mixture, because a network that is better alone may be worse beside cache and counts, which know much of the
+        same.
+        """
         config, short = self.config, self.config.train.segment // SHORT_PARTS
         # Before long segments begin, the model has not learned to attend much farther than in short ones.
         if self.until <= self.train_weights.short_steps:
@@ -91,8 +95,16 @@ class RetrainPhase(Phase):
             config = replace(config, evaluate=replace(config.evaluate, segment=segment, memory=memory))
         tokens, text = judged_text(config, self.corpus)
         with self.trial_average.in_use():
-            nll, _ = read_text(config, self.model, tokens, self.runtime)
-        return text_metrics(float(nll.sum()), len(nll), text)
+            nll, hidden = read_text(config, self.model, tokens, self.runtime)
+
+        def mixed() -> float:
+            mixture = np.isfinite(nll).all() and open_mixture(config.beside, self.corpus, self.model.d_model)
+            own = mixture.fit(mixture.look(tokens, nll, hidden), GATE_TOKENS) if mixture else nll
+            return float(own.sum())
+
+        sums = distributed.broadcast_from_main(mixed), float(nll.sum())
+        valid, alone = (text_metrics(own, len(nll), text) for own in sums)
+        return {"valid": valid, "network": {"valid": alone}}
 
     def state_dict(self) -> dict:
         trial = {"until": self.until, "average": self.trial_average.state_dict()}

@@ -395,7 +395,7 @@ def measure(
     estimate = trial_estimate(strategy, folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_yaml(folder / COSTS, strategy.costs.to_dict())
-    seconds = {name: getattr(estimate, name) for name in ("start", "training", "reading", "mixing")}
+    seconds = {name: getattr(estimate, name) for name in ("start", "training", "reading", "looking", "fitting")}
     write_yaml(file, {"seconds": seconds, "about": about})
     return estimate, strategy
 

@@ -99,26 +99,28 @@ def scaled_rungs(config: Config, again: bool) -> tuple[Rung, ...]:
 
 
 class Estimate(NamedTuple):
-    """Seconds. start: of a trial that has no steps and is not judged. training: of the steps of a whole one. reading:
-    of all of valid, by a network. mixing: of the mixture at the end of a training. at_once: trials that run side by
-    side. judged: the part of valid that a trial reads.
+    """Seconds. start: of a trial that has no steps and is judged by nothing. training: of the steps of a whole one.
+    reading: of all of valid, by a network. looking: of all of valid, by cache and counts. fitting: of the gate at the
+    end of a training. at_once: trials that run side by side. judged: the part of valid that a trial reads.
     """
 
     start: float
     training: float
     reading: float
-    mixing: float
+    looking: float
+    fitting: float
     at_once: int
     judged: float = 1.0
 
     def seconds(self, batches: list[tuple[float, int]]) -> float:
         """Of some batches of trials: the share of a training that each adds, and its number of networks."""
-        own = self.start + self.judged * self.reading
+        own = self.start + self.judged * (self.reading + self.looking)
         return sum(math.ceil(count / self.at_once) * (share * self.training + own) for share, count in batches)
 
     def training_to_end(self, share: float, evaluations: int) -> float:
         """Of the last share of a training: it reads all of valid at each evaluation, and valid and test at its end."""
-        return self.start + share * self.training + (evaluations + 2) * self.reading + self.mixing
+        ended = (evaluations + 2) * self.reading + 2 * self.looking + self.fitting
+        return self.start + share * self.training + ended
 
 
 def step_seconds(phase: RetrainPhase) -> float:
@@ -134,22 +136,22 @@ def step_seconds(phase: RetrainPhase) -> float:
     return last + (first - last) * short / total
 
 
-def reading_seconds(phase: RetrainPhase) -> tuple[float, float]:
-    """Estimate.reading and Estimate.mixing, from the first tokens of valid."""
+def reading_seconds(phase: RetrainPhase) -> tuple[float, float, float]:
+    """Estimate.reading, looking and fitting, from the first tokens of valid."""
     config, corpus, tokens = phase.config, phase.corpus, phase.corpus.tokens("valid")
     part, times = tokens[:TIMED_TOKENS], [time.monotonic()]
     read = read_text(config, phase.model, part, phase.runtime)
     times.append(time.monotonic())
     mixture = open_mixture(replace(config.beside, size=None), corpus, phase.model.d_model)
-    times.append(time.monotonic())
+    times.append(time.monotonic())  # a start has this part
     seen = mixture and mixture.look(part, *read)
     times.append(time.monotonic())
     if mixture:
         mixture.fit(seen)
     times.append(time.monotonic())
-    read, opened, looked, fitted = np.diff(times)
-    fits = min(len(tokens), MOST_TOKENS) / min(len(part), MOST_TOKENS)
-    return read * len(tokens) / len(part), opened + 2 * looked * len(tokens) / len(part) + fits * fitted
+    read, _, looked, fitted = np.diff(times)
+    whole, fits = len(tokens) / len(part), min(len(tokens), MOST_TOKENS) / min(len(part), MOST_TOKENS)
+    return whole * read, whole * looked, fits * fitted
 
 
 def run_trials(tasks: list[Task], engine: Engine) -> dict[str, dict]:
@@ -221,10 +223,11 @@ class Trials:
                 model = build_fixed(list(network.blocks), config, corpus.vocab_size)
                 phase = RetrainPhase(model, corpus, config, self.runtime)
                 seconds.append((phase.total_steps * step_seconds(phase), *reading_seconds(phase)))
-        training, reading, mixing = np.mean(seconds, axis=0).tolist()
+        training, reading, looking, fitting = np.mean(seconds, axis=0).tolist()
         shortest = replace(config, train=replace(config.train, steps=2, epochs=None))
         judged = [judged_sixteenths(own, corpus) / 16 for own in (shortest, config)]
-        return Estimate(max(0.0, start - judged[0] * reading), training, reading, mixing, at_once, judged[1])
+        start = max(0.0, start - judged[0] * (reading + looking))
+        return Estimate(start, training, reading, looking, fitting, at_once, judged[1])
 
     def task(self, network: Network, until: int | None, folder: Path, steps: int | None = None) -> Task:
         """Train a network until a step (None: to the end), from its new pattern file. folder: has the configuration.
