@@ -192,10 +192,11 @@ def test_the_cache_equals_a_naive_one_and_sums_to_one(faster):
 def test_the_cache_of_states_equals_a_loop(monkeypatch):
     monkeypatch.setattr("nas.mixture.states.CHUNK", 7)
     stream, hidden = random_stream(60), np.random.default_rng(3).normal(size=(60, 5)).astype(np.float32)
-    cache = StateCache(principal_directions(hidden), length := 20)
+    projection = principal_directions(hidden)
+    projected, cache = hidden @ projection[:-1] + projection[-1], StateCache(5, length := 20)
     found, features = np.zeros(60), np.zeros((60, 2), np.float32)
     for piece in (slice(0, 33), slice(33, 34), slice(34, 60)):
-        cache.read(hidden[piece], stream[piece], found[piece], features[piece])
+        cache.read(projected[piece], stream[piece], found[piece], features[piece])
     states = hidden.astype(float) - hidden.mean(axis=0)  # all directions
     states /= np.linalg.norm(states, axis=1, keepdims=True)
     for place in range(60):
@@ -204,7 +205,7 @@ def test_the_cache_of_states_equals_a_loop(monkeypatch):
         assert found[place] == pytest.approx(own / sum(terms.values()) if terms else 0, rel=1e-4)
         assert features[place, 1] == pytest.approx(max(terms.values()) / sum(terms.values()) if terms else 0, rel=1e-4)
     after = np.zeros(2, np.float32)
-    terms, expected = cache.terms(hidden[:1], after), np.exp(10 * states[40:] @ states[0])
+    terms, expected = cache.terms(projected[:1], after), np.exp(10 * states[40:] @ states[0])
     np.testing.assert_allclose(terms, expected, rtol=1e-4)
     np.testing.assert_allclose(after, [math.log(expected.sum()), expected.max() / expected.sum()], rtol=1e-4)
     np.testing.assert_array_equal(cache.followers, stream[40:])

@@ -1,6 +1,7 @@
 """The next token's distribution by a mixture, with NumPy alone: the code that exported folders hold.
 
-docs/mixture.md defines the mixture. V vocabulary, P parts, D width of the network.
+docs/mixture.md defines the mixture. V vocabulary, P parts, D width of the network, E dimensions of its projected
+states.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ SHARPNESS = 10.0  # of the cache of states
 class Distribution:
     """The parts beside a network, and the gate.
 
-    settings: the content of mixture.json, with gate [F + D + 1, P], bounds [2, F], projection [D + 1, E] or [0]. Parts
+    settings: the content of mixture.json, with gate [F + E + 1, P], bounds [2, F], projection [D + 1, E]. Parts
     are network, states, cache, counts; features those of cache (4 each), counts (3 * order - 2), states (2). counts:
     the arrays of counts.npz; {} if the mixture has none.
     """
@@ -91,10 +92,10 @@ class Stream:
                     seen[key] = {other: value / self.units[index] for other, value in counts.items()}
                 self.units[index] = 1.0
         self.read.append(token)
-        self.hidden = hidden.astype(np.float64)
+        self.hidden = hidden @ beside.projection[:-1] + beside.projection[-1]
         if beside.states:
-            key = self.hidden @ beside.projection[:-1] + beside.projection[-1]
-            self.keys = np.append(self.keys[-beside.states :], key[None] / max(np.linalg.norm(key), 1e-9), axis=0)
+            key = self.hidden[None] / max(np.linalg.norm(self.hidden), 1e-9)
+            self.keys = np.append(self.keys[-beside.states :], key, axis=0)
 
     def mix(self, log_p: np.ndarray) -> np.ndarray:
         """The distribution of the next token [V]. log_p [V]: that of the network."""

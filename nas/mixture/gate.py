@@ -1,7 +1,7 @@
 """The gate of a mixture: a linear softmax of features of what is known before the next token, over the parts that have
 a vote (a mixture of experts with fixed experts, Jacobs et al. 1991, "Adaptive Mixtures of Local Experts").
 
-N tokens, P parts, F features.
+N tokens, P parts, F features, E dimensions of the projected states of the network.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ def masked_softmax(logits: np.ndarray, votes: np.ndarray) -> np.ndarray:
 def mix_parts(p, votes, features, hidden, gate, bounds, nll, shares):
     """Write the nll [N] of targets, and how much each part gives of their probability [N, P].
 
-    p, votes [N, P], features [N, F], hidden [N, D]; gate [P, F + D + 1], bounds [2, F]: float32.
+    p, votes [N, P], features [N, F], hidden [N, E]; gate [P, F + E + 1], bounds [2, F]: float32.
     """
     (count, parts), known, width = p.shape, features.shape[1], hidden.shape[1]
     inputs = np.ones(gate.shape[1], np.float32)

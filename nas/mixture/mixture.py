@@ -3,7 +3,7 @@
     p(token) = sum over parts of w_part * p_part(token)
 
 docs/mixture.md defines the parts and the gate, which gives the weights w. N tokens, P parts, V vocabulary, D width of
-the network.
+the network, E dimensions of its projected states.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from nas.mixture.gate import MOST_TOKENS, fit_gate, mix_parts
 from nas.mixture.states import DIMENSIONS, StateCache, principal_directions
 from nas.mixture.states import FEATURES as STATE_FEATURES
 
-FORMAT = "par-mixture/3"
+FORMAT = "par-mixture/4"
 SETTINGS, COUNTS = "mixture.json", "counts.npz"
 DEVIATIONS = 4  # standard deviations from the mean, beyond which features are cut off: the gate is not fitted there
 SAVED = "states", "cache", "counts", "width", "vocab_size", "vocabulary_sha256"  # fields of a mixture in its file
@@ -37,7 +37,7 @@ FITTED = "gate", "bounds", "projection"
 
 class Seen(NamedTuple):
     """What parts predict of some tokens. p [N, P]: the probability of each token, 0 without a vote.
-    features [N, F], hidden [N, D]: the inputs of the gate.
+    features [N, F], hidden [N, E]: the inputs of the gate.
     """
 
     p: np.ndarray
@@ -56,7 +56,7 @@ class Mixture:
     vocab_size: int
     vocabulary_sha256: str  # of the files of the ids
     file: Path | None  # of the counts
-    gate: np.ndarray | None = None  # its weights [F + D + 1, P]; None: not fitted yet
+    gate: np.ndarray | None = None  # its weights [F + E + 1, P]; None: not fitted yet
     bounds: np.ndarray | None = None  # of its features [2, F]
     projection: np.ndarray = field(default_factory=lambda: np.zeros(0))  # of states, see principal_directions()
 
@@ -68,26 +68,26 @@ class Mixture:
         self.known = FEATURES * own  # the number of its features; those of the counts and of the states follow
         self.counted = slice(self.known, self.known + max(0, 3 * self.counts - 2))
         self.features = self.counted.stop + STATE_FEATURES * bool(self.states)
+        self.dimensions = min(DIMENSIONS, self.width)
 
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
         """Of what is fitted."""
-        shapes = {"gate": (self.features + self.width + 1, len(self.parts)), "bounds": (2, self.features)}
-        return shapes | ({"projection": (self.width + 1, min(DIMENSIONS, self.width))} if self.states else {})
+        shapes = {"gate": (self.features + self.dimensions + 1, len(self.parts)), "bounds": (2, self.features)}
+        return shapes | ({"projection": (self.width + 1, self.dimensions)} if self.width else {})
 
     def look(self, tokens: np.ndarray, nll: np.ndarray | None, hidden: np.ndarray | None) -> Seen:
         """What the parts predict of tokens[1:], of a stream that begins with tokens [N + 1].
 
         nll [N], hidden [N, D]: of the network, for each of these tokens; None without one.
         """
-        if self.states and not self.projection.size:
+        if self.width and not self.projection.size:
             self.projection = principal_directions(hidden)
         stream, (first, others) = Stream(self), (None, None) if hidden is None else (hidden[:1], hidden[1:])
         stream.read(tokens[:1], first)
         seen = stream.read(tokens[1:], others)
         if self.width:
             seen.p[:, 0] = np.exp(-nll)
-            seen = seen._replace(hidden=hidden)
         return seen
 
     def votes(self, features: np.ndarray) -> np.ndarray:
@@ -202,17 +202,18 @@ class Stream:
     def __init__(self, mixture: Mixture):
         self.mixture, self.cache = mixture, Cache(mixture.cache)
         self.nodes = np.full(max(1, mixture.counts), -1, np.int64)  # of the counts
-        self.states = StateCache(mixture.projection, mixture.states) if mixture.states else None
-        self.hidden = np.zeros((0, mixture.width), np.float32)  # the state after the last token [0 or 1, D]
+        self.states = StateCache(mixture.dimensions, mixture.states) if mixture.states else None
+        self.projection = mixture.projection.astype(np.float32)
+        self.hidden = np.zeros((0, mixture.dimensions), np.float32)  # the state after the last token [0 or 1, E]
 
     def room(self, count: int) -> Seen:
         """Empty arrays for what is known of tokens."""
         mixture = self.mixture
         p, features = np.zeros((count, len(mixture.parts))), np.zeros((count, mixture.features), np.float32)
-        return Seen(p, features, np.zeros((count, 0), np.float32))
+        return Seen(p, features, np.zeros((count, mixture.dimensions), np.float32))
 
     def read(self, tokens: np.ndarray, hidden: np.ndarray | None = None) -> Seen:
-        """Predict each of the next tokens, and read it. The columns of the network stay empty.
+        """Predict each of the next tokens, and read it. The column of the network stays empty.
 
         hidden: the states of the network after these tokens [N, D], or after all but the last one; None: no network.
         """
@@ -221,10 +222,12 @@ class Stream:
         if mixture.counts:
             read_counts(tokens, *mixture.table, self.nodes, seen.p[:, -1], seen.features[:, mixture.counted])
         if mixture.width:
+            hidden = hidden @ self.projection[:-1] + self.projection[-1]
             before, unknown = np.append(self.hidden, hidden, axis=0), 1 - len(self.hidden)  # nothing precedes a first
+            seen.hidden[unknown:] = before[: len(tokens) - unknown]
             if self.states and len(tokens) > unknown:
                 own, features = seen.p[unknown:, 1], seen.features[unknown:, -STATE_FEATURES:]
-                self.states.read(before[: len(tokens) - unknown], tokens[unknown:], own, features)
+                self.states.read(seen.hidden[unknown:], tokens[unknown:], own, features)
             self.hidden = before[-1:]
         return seen
 

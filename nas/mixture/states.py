@@ -1,8 +1,9 @@
-"""The cache of states: what followed similar hidden states of the network in the stream so far (Grave et al. 2017,
-"Improving Neural Language Models with a Continuous Cache", arXiv 1612.04426, section 3.1).
+"""What a mixture keeps of the network's hidden states: the few directions in which they vary most; and the cache of
+states, what followed similar ones in the stream so far (Grave et al. 2017, "Improving Neural Language Models with a
+Continuous Cache", arXiv 1612.04426, section 3.1).
 
-The probability of a token is proportional to the sum of exp(SHARPNESS * cosine) over those of the last states that it
-followed. States are compared in the few directions in which they vary most. N tokens, D width, E dimensions.
+In this cache, the probability of a token is proportional to the sum of exp(SHARPNESS * cosine) over those of the last
+states that it followed. N tokens, D width, E dimensions.
 """
 
 import numpy as np
@@ -16,32 +17,32 @@ FEATURES = 2
 
 def principal_directions(hidden: np.ndarray) -> np.ndarray:
     """The projection [D + 1, E] of states [N, D] to their first principal components; its last row is the shift."""
-    mean = hidden.mean(axis=0)
-    _, vectors = np.linalg.eigh(np.atleast_2d(np.cov(hidden - mean, rowvar=False)))
+    mean = hidden.sum(axis=0, dtype=np.float64) / max(1, len(hidden))
+    centred = hidden - mean
+    _, vectors = np.linalg.eigh(centred.T @ centred)
     basis = vectors[:, : -1 - DIMENSIONS : -1]
     return np.append(basis, -mean[None] @ basis, axis=0)
+
+
+def scaled(states: np.ndarray) -> np.ndarray:
+    """States [N, E] with length 1."""
+    return states / np.maximum(np.linalg.norm(states, axis=1, keepdims=True), 1e-9)
 
 
 class StateCache:
     """The last states of one stream, and the tokens that followed them. length: their number, at most."""
 
-    def __init__(self, projection: np.ndarray, length: int):
-        self.projection, self.length = projection.astype(np.float32), length
-        self.keys = np.zeros((0, projection.shape[1]), np.float32)
+    def __init__(self, dimensions: int, length: int):
+        self.length, self.keys = length, np.zeros((0, dimensions), np.float32)
         self.followers = np.zeros(0, np.int64)
 
-    def project(self, hidden: np.ndarray) -> np.ndarray:
-        """The unit vectors [N, E] of states [N, D]."""
-        found = hidden @ self.projection[:-1] + self.projection[-1]
-        return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-9)
-
-    def read(self, hidden: np.ndarray, tokens: np.ndarray, found: np.ndarray, features: np.ndarray) -> None:
-        """Predict each token [N] after its state [N, D], and read it. Writes the probabilities to found [N], and what
-        was known before to features [N, FEATURES]: the logarithm of the sum, and the share of the largest term, which
-        is 0 without a vote.
+    def read(self, states: np.ndarray, tokens: np.ndarray, found: np.ndarray, features: np.ndarray) -> None:
+        """Predict each token [N] after its projected state [N, E], and read it. Writes the probabilities to found [N],
+        and what was known before to features [N, FEATURES]: the logarithm of the sum, and the share of the largest
+        term, which is 0 without a vote.
         """
         first = len(self.keys)
-        keys, followers = np.append(self.keys, self.project(hidden), axis=0), np.append(self.followers, tokens)
+        keys, followers = np.append(self.keys, scaled(states), axis=0), np.append(self.followers, tokens)
         for start in range(first, len(keys), CHUNK):
             low, end = max(0, start - self.length), min(start + CHUNK, len(keys))
             own, others = torch.from_numpy(keys[start:end]), torch.from_numpy(keys[low:end])
@@ -51,8 +52,10 @@ class StateCache:
         self.keys, self.followers = keys[-self.length :], followers[-self.length :]
 
     def terms(self, state: np.ndarray, features: np.ndarray) -> np.ndarray:
-        """The terms of the next token after a state [1, D], one for each of the last states. Writes its features."""
-        terms = np.exp(self.keys @ (SHARPNESS * self.project(state)[0]))
+        """The terms of the next token after a projected state [1, E], one for each of the last states. Writes its
+        features.
+        """
+        terms = np.exp(self.keys @ (SHARPNESS * scaled(state)[0]))
         if len(terms):
             features[:] = np.log(terms.sum()), terms.max() / terms.sum()
         return terms
