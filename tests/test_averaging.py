@@ -7,7 +7,7 @@ import torch
 
 from nas.core.config import Config
 from nas.core.run_folder import RunFolder
-from nas.mixture.mixture import Seen, open_mixture
+from nas.mixture.mixture import open_mixture
 from nas.training.device import choose_runtime
 from nas.training.evaluation import read_text
 from nas.training.optimizer import TailAverage
@@ -107,7 +107,7 @@ def test_a_trial_is_judged_at_the_lengths_that_its_steps_have_read(small_config)
         assert (found == pytest.approx(own, rel=1e-6)) == (lengths == (8, memory))
 
 
-def test_a_trial_is_judged_by_the_mixture_whose_halves_have_the_weights_of_the_other(small_config):
+def test_a_trial_is_judged_by_the_mixture_of_its_mean(small_config):
     phase = make_retraining(
         small_config("mixture.states=50", "mixture.cache=[1,2]", "mixture.counts=2"), PATTERN, until=3
     )
@@ -117,10 +117,7 @@ def test_a_trial_is_judged_by_the_mixture_whose_halves_have_the_weights_of_the_o
     with phase.trial_average.in_use():
         nll, hidden = read_text(phase.config, phase.model, tokens, phase.runtime)
     mixture = open_mixture(phase.config.beside, phase.corpus, phase.model.d_model)
-    seen, middle, total = mixture.look(tokens, nll, hidden), len(nll) // 2, 0.0
-    for fitted, judged in ((slice(middle, None), slice(middle)), (slice(middle), slice(middle, None))):
-        mixture.fit_to(Seen(*(array[fitted] for array in seen)))
-        total += mixture.mix(Seen(*(array[judged] for array in seen)))[0].sum()
+    total = mixture.fit(tokens, nll, hidden).sum()
     assert found["network"]["valid"]["nll"] == pytest.approx(nll.sum())
     assert found["valid"]["nll"] == pytest.approx(total) and total < 0.99 * nll.sum()
 

@@ -155,7 +155,7 @@ def test_the_time_of_a_search_counts_each_part_of_a_training_once():
     """Each eighth of a training that trials and the two last trainings take, with an estimate of 8 seconds for one."""
     for rungs, eighths, trials in ((RUNGS, 12 + 1 + 5 + 4, 20), (AGAIN_RUNGS, 8 + 1 + 5 + 6 + 8, 19)):
         rest = 8 * (1 - rungs[-1].share)
-        read, looked = 2 * (4 + 2), 2 * 2  # two trainings read valid 4 times, and valid and test, which both have cache
+        read, looked = 2 * (4 + 2), 2  # two trainings read valid 4 times, and valid and test, which has a mixture
 
         def seconds(*estimate, rungs=rungs):
             known = Estimate(*estimate)
@@ -339,7 +339,7 @@ def test_pi_is_the_probability_of_each_operation_in_the_best_network(known_searc
     assert own[-1] > 1.3 * own[0]  # trials decide
 
 
-ESTIMATE = Estimate(start=0.5, training=80.0, reading=0.8, looking=0.2, fitting=1.6, at_once=2, judged=0.5)
+ESTIMATE = Estimate(start=0.5, training=80.0, reading=0.8, looking=0.2, fitting=1.8, at_once=2, judged=0.5)
 LAST = last_seconds(ESTIMATE, RUNGS)
 WHOLE = ESTIMATE.seconds(batches(RUNGS)) + LAST
 

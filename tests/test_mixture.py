@@ -247,13 +247,24 @@ def test_token_by_token_equals_all_at_once_and_sums_to_one(corpus, options, widt
     stream, mixture = corpus.tokens("valid").astype(np.int64), open_mixture(MixtureOptions(**options), corpus, width)
     log_p, hidden = network_of(stream, corpus.vocab_size, width)
     nll = -log_p[np.arange(len(log_p)), stream[1:]]
-    seen = mixture.look(stream, *((nll, hidden) if width else (None, None)))
-    crossed, middle = mixture.fit(seen), (len(stream) - 1) // 2
+    network, middle = (nll, hidden) if width else (None, None), (len(stream) - 1) // 2
+    seen = mixture.look(stream, *network)
+    crossed = mixture.fit(stream, *network)
     whole, shares = mixture.mix(seen)
     own = mixture.gate, mixture.bounds
-    for fitted, judged in ((slice(middle, None), slice(middle)), (slice(middle), slice(middle, None))):
-        mixture.fit_to(Seen(*(array[fitted] for array in seen)))  # a half has the weights of the other one
-        assert crossed[judged] == pytest.approx(mixture.mix(Seen(*(array[judged] for array in seen)))[0])
+    halves, starts = (slice(0, middle), slice(middle, len(stream) - 1)), []
+    for half in halves:  # short streams take part
+        starts.append([])
+        for length in (64, 1024):
+            for start in range(half.start, half.stop - length + 1, 8 * length):
+                state = [array[start : start + length] for array in network] if width else network
+                starts[-1].append(mixture.look(stream[start : start + length + 1], *state))
+    assert all(starts)
+    for fitted, judged in ((1, 0), (0, 1)):  # a half has the weights of the other one
+        parts = [Seen(*(array[halves[fitted]] for array in seen)), *starts[fitted]]
+        mixture.fit_to(Seen(*map(np.concatenate, zip(*parts, strict=True))))
+        own_half = Seen(*(array[halves[judged]] for array in seen))
+        assert crossed[halves[judged]] == pytest.approx(mixture.mix(own_half)[0])
     mixture.gate, mixture.bounds = own
     np.testing.assert_allclose(shares.sum(axis=1), 1)
     reader = Stream(mixture)
@@ -274,7 +285,7 @@ def test_a_mixture_is_no_worse_where_nothing_repeats(corpus):
     p = generator.dirichlet(np.ones(corpus.vocab_size) * 0.3)
     streams = [generator.choice(corpus.vocab_size, 20_000, p=p) for _ in "vt"]  # what the network knows already
     valid, test = (mixture.look(one, -np.log(p[one[1:]]), np.zeros((len(one) - 1, 1), np.float32)) for one in streams)
-    mixture.fit(valid)
+    mixture.fit_to(valid)
     assert mixture.mix(test)[0].mean() <= 1.001 * -np.log(p[streams[1][1:]]).mean()
 
 
@@ -303,7 +314,7 @@ def test_results_hold_the_network_and_the_mixture_and_scores_repeat_them(mixed, 
         model, results = load_model(run), read_yaml(run / "results.yaml")
         score, corpus = model.score(test), Corpus(prepare(model.config.data))
         valid, mixture = corpus.tokens("valid"), load_mixture(run)
-        mixture.fit(mixture.look(valid, *(model.read_network(valid) or (None, None))))
+        mixture.fit(valid, *(model.read_network(valid) or (None, None)))
         np.testing.assert_allclose(mixture.gate, model.mixture.gate, rtol=1e-6)  # fitted to valid, not to test
         ids = corpus.tokens("test")
         _, shares = mixture.mix(mixture.look(ids, *(model.read_network(ids) or (None, None))))
@@ -458,5 +469,6 @@ def test_a_network_learns_most_where_the_other_predictor_fails():
 
 def test_a_stream_of_two_tokens_can_be_fitted(corpus):
     mixture = open_mixture(MixtureOptions(), corpus, 0)
-    seen = mixture.look(corpus.tokens("valid")[:2], None, None)
-    assert np.isfinite(mixture.fit(seen)).all() and np.isfinite(mixture.mix(seen)[0]).all()
+    tokens = corpus.tokens("valid")[:2]
+    assert np.isfinite(mixture.fit(tokens, None, None)).all()
+    assert np.isfinite(mixture.mix(mixture.look(tokens, None, None))[0]).all()

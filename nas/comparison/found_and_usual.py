@@ -77,7 +77,7 @@ def best_without_network(config: Config, vocabularies: set[int]) -> dict:
         corpus = Corpus(prepare(with_sizes(config, content["vocab_size"], config.model.d_model).data))
         options = replace(config.beside, size=content.get("counts_bytes", config.beside.size))
         mixture = open_mixture(options, corpus, 0)
-        return mixture.fit(mixture.look(corpus.tokens("valid"), None, None)).sum()
+        return mixture.fit(corpus.tokens("valid"), None, None).sum()
 
     return min((no_network_pattern(config, pieces) for pieces in sorted(vocabularies)), key=nll)
 

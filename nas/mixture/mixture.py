@@ -30,6 +30,7 @@ from nas.mixture.states import FEATURES as STATE_FEATURES
 
 FORMAT = "par-mixture/4"
 SETTINGS, COUNTS = "mixture.json", "counts.npz"
+STARTS, EVERY = (64, 1024), 8  # lengths of the short streams that a gate is fitted to, and the part of the text in each
 DEVIATIONS = 4  # standard deviations from the mean, beyond which features are cut off: the gate is not fitted there
 SAVED = "states", "cache", "counts", "width", "vocab_size", "vocabulary_sha256"  # fields of a mixture in its file
 FITTED = "gate", "bounds", "projection"
@@ -43,6 +44,10 @@ class Seen(NamedTuple):
     p: np.ndarray
     features: np.ndarray
     hidden: np.ndarray
+
+
+def joined(*parts: Seen) -> Seen:
+    return Seen(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 @dataclass
@@ -98,17 +103,31 @@ class Mixture:
             votes[:, 1] = features[:, -1] > 0
         return votes
 
-    def fit(self, seen: Seen, most: int = MOST_TOKENS) -> np.ndarray:
-        """Fit the gate to at most `most` tokens. Returns the nll [N] of all; each half has the weights fitted to the
-        other half.
+    def fit(
+        self, tokens: np.ndarray, nll: np.ndarray | None, hidden: np.ndarray | None, most: int = MOST_TOKENS
+    ) -> np.ndarray:
+        """Fit the gate to at most `most` tokens of a stream and of short ones. Returns the nll [N] of the stream; each
+        half has the weights fitted to the other half. The arguments are those of look().
         """
+        seen = self.look(tokens, nll, hidden)
         middle, found = len(seen.p) // 2, []
         halves = slice(0, middle), slice(middle, None)
-        for other, own in zip(halves[::-1], halves, strict=True):
-            self.fit_to(Seen(*(array[other] for array in seen)), most)
-            found.append(self.mix(Seen(*(array[own] for array in seen)))[0])
-        self.fit_to(seen, most)
+        whole = [Seen(*(array[half] for array in seen)) for half in halves]
+        short = [self.look_at_starts(tokens, nll, hidden, half) for half in halves]
+        for own, other in (0, 1), (1, 0):
+            self.fit_to(joined(whole[other], *short[other]), most)
+            found.append(self.mix(whole[own])[0])
+        self.fit_to(joined(seen, *short[0], *short[1]), most)
         return np.concatenate(found)
+
+    def look_at_starts(self, tokens: np.ndarray, nll, hidden, half: slice) -> list[Seen]:
+        """As look(), for short streams in a half. Their caches hold little, as in texts of users; the network still
+        knows what precedes them.
+        """
+        first, end, _ = half.indices(len(tokens) - 1)
+        streams = [slice(start, start + n) for n in STARTS for start in range(first, end - n + 1, EVERY * n)]
+        of_network = (lambda own: (None, None)) if nll is None else (lambda own: (nll[own], hidden[own]))
+        return [self.look(tokens[own.start : own.stop + 1], *of_network(own)) for own in streams]
 
     def fit_to(self, seen: Seen, most: int = MOST_TOKENS) -> None:
         p, features, hidden = (array[:: -(-len(seen.p) // most) or 1] for array in seen)

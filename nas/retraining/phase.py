@@ -99,7 +99,7 @@ class RetrainPhase(Phase):
 
         def mixed() -> float:
             mixture = np.isfinite(nll).all() and open_mixture(config.beside, self.corpus, self.model.d_model)
-            own = mixture.fit(mixture.look(tokens, nll, hidden), GATE_TOKENS) if mixture else nll
+            own = mixture.fit(tokens, nll, hidden, GATE_TOKENS) if mixture else nll
             return float(own.sum())
 
         sums = distributed.broadcast_from_main(mixed), float(nll.sum())
@@ -187,7 +187,7 @@ def predictor_metrics(config: Config, corpus: Corpus, read: dict | None, width: 
     if not mixture:
         return network | {"network": network, "mixture": None}, None
     alone, tokens = read or dict.fromkeys(SPLITS, (None, None)), corpus.tokens("test")
-    valid = metrics("valid", mixture.fit(mixture.look(corpus.tokens("valid"), *alone["valid"])))
+    valid = metrics("valid", mixture.fit(corpus.tokens("valid"), *alone["valid"]))
     start = time.perf_counter()
     seen = mixture.look(tokens, *alone["test"])
     nll, shares = mixture.mix(seen)

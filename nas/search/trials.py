@@ -101,7 +101,8 @@ def scaled_rungs(config: Config, again: bool) -> tuple[Rung, ...]:
 class Estimate(NamedTuple):
     """Seconds. start: of a trial that has no steps and is judged by nothing. training: of the steps of a whole one.
     reading: of all of valid, by a network. looking: of all of valid, by cache and counts. fitting: of the gate at the
-    end of a training. at_once: trials that run side by side. judged: the part of valid that a trial reads.
+    end of a training, which looks at valid too. at_once: trials that run side by side. judged: the part of valid that a
+    trial reads.
     """
 
     start: float
@@ -119,7 +120,7 @@ class Estimate(NamedTuple):
 
     def training_to_end(self, share: float, evaluations: int) -> float:
         """Of the last share of a training: it reads all of valid at each evaluation, and valid and test at its end."""
-        ended = (evaluations + 2) * self.reading + 2 * self.looking + self.fitting
+        ended = (evaluations + 2) * self.reading + self.looking + self.fitting
         return self.start + share * self.training + ended
 
 
@@ -144,10 +145,11 @@ def reading_seconds(phase: RetrainPhase) -> tuple[float, float, float]:
     times.append(time.monotonic())
     mixture = open_mixture(replace(config.beside, size=None), corpus, phase.model.d_model)
     times.append(time.monotonic())  # a start has this part
-    seen = mixture and mixture.look(part, *read)
+    if mixture:
+        mixture.look(part, *read)
     times.append(time.monotonic())
     if mixture:
-        mixture.fit(seen)
+        mixture.fit(part, *read)
     times.append(time.monotonic())
     read, _, looked, fitted = np.diff(times)
     whole, fits = len(tokens) / len(part), min(len(tokens), MOST_TOKENS) / min(len(part), MOST_TOKENS)
