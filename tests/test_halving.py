@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from experiments.prior.draws import random_networks
 from nas.core.errors import RunError
@@ -64,8 +65,8 @@ class KnownTrials(Trials):
         return true_loss(network, share, *self.attention)
 
 
-# A prior that expects nothing of patterns, because the truth here contradicts the shipped one
-VAGUE = TERMS | {term: (0, 2 * spread) for term, (_, spread) in TERMS.items() if {*term} & {*"AFP"}}
+# A prior that expects nothing of patterns and vocabularies, because the truth here contradicts the shipped one
+VAGUE = TERMS | {term: (0, 2 * spread) for term, (_, spread) in TERMS.items() if {*term} & {*"AFPV"}}
 
 
 OPTIONS = "model.blocks=8", "search.operations=[attention,dense,identity]", "search.method=trials"
@@ -196,7 +197,7 @@ class RandomStrategy(Strategy):
 def test_the_surrogate_finds_better_networks_than_random_search(known_search):
     """Networks of attention alone are the best. Random search has as many trials, and judges by losses alone."""
     truth, behind = (1.0, 0.3), {Strategy: [], RandomStrategy: []}
-    for seed in range(1, 5):
+    for seed in range(1, 17):  # single searches differ with the last digit of a logarithm
         found, losses = {}, []
         for kind in behind:
             strategy = known_search(seed=seed, kind=kind, terms=VAGUE)
@@ -209,7 +210,8 @@ def test_the_surrogate_finds_better_networks_than_random_search(known_search):
             losses += own
         for kind, loss in found.items():
             behind[kind].append(loss / min(losses) - 1)
-    assert np.mean(behind[Strategy]) < np.mean(behind[RandomStrategy]) / 2, behind
+    better = stats.ttest_rel(*behind.values(), alternative="less")
+    assert np.mean(behind[Strategy]) < 0.7 * np.mean(behind[RandomStrategy]) and better.pvalue < 0.05, behind
 
 
 def test_neighbours_of_the_best_join_until_none_is_new_and_proposals_differ(known_search):
@@ -230,7 +232,7 @@ def test_neighbours_of_the_best_join_until_none_is_new_and_proposals_differ(know
 
 
 def test_prediction_probability_and_vocabulary_decide_who_goes_on(known_search):
-    """The prior expects that a large vocabulary loses its early lead."""
+    """The prior expects that a large vocabulary gains when the training goes on."""
     strategy = known_search()
     near, far = [plain(2000, 64, blocks) for blocks in (4, 5, 6)], [plain(1000, 64, 4), plain(8000, 64, 4)]
     small, bad, large = plain(4000, 64, 4), plain(2000, 64, 2), plain(32_000, 64, 4)
@@ -240,9 +242,9 @@ def test_prediction_probability_and_vocabulary_decide_who_goes_on(known_search):
         strategy.trials.points = [Point(network, 1 / 8, loss) for network, loss in losses.items()]
         return strategy.likely_best(strategy.fit(), [*losses], Rung(1 / 4, count, vocabularies))
 
-    assert likely({large: 1.996, small: 2.0}, 1, 1) == [small]
-    assert likely({large: 1.996, small: 2.0, bad: 2.6}, 3, 1) == [small, large]
-    for loss, kept in ((2.02, {1000, 2000, 8000}), (2.4, {2000})):  # other vocabularies that are likely, and not
+    assert likely({large: 2.0, small: 1.996}, 1, 1) == [large]
+    assert likely({large: 2.0, small: 1.996, bad: 2.6}, 3, 1) == [large, small]
+    for loss, kept in ((1.996, {1000, 2000, 8000}), (2.4, {2000})):  # other vocabularies that are likely, and not
         losses = dict.fromkeys(near, 2.0) | dict.fromkeys(far, loss)
         assert {network.vocab_size for network in likely(losses, 3, 3)} == kept
         assert {network.vocab_size for network in likely(losses, 3, 1)} == {2000}

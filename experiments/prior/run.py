@@ -1,8 +1,8 @@
 """Train random networks on texts for the surrogate's prior: `python experiments/prior/run.py --out runs/prior`.
 
 TEXTS are not those of the evidence (experiments/frontier). Each network is judged after the shares of the search's
-rungs, and the first half of them at the end too. OUT/losses.csv gets a line for each loss. Trainings that have ended
-are not repeated.
+rungs, and the first half of them at the end too, alone and with its mixture. OUT/losses.csv gets a line for each time.
+Trainings that have ended are not repeated.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from nas.core.files import write_text
 from nas.core.pattern import abbreviate
 
 TEXTS = {"runs/texts/kernel": 20, "stdlib": 10}  # and the number of networks
-COLUMNS = "text", "vocab_size", "d_model", "blocks", "share", "bits_per_byte"
+COLUMNS = "text", "vocab_size", "d_model", "blocks", "share", "bits_per_byte", "mixture"
 LEAST = 0.1  # cost of a network, as a share of the reference's
 OPTIONS = [
     "train.epochs=1",
@@ -42,10 +42,14 @@ def train(text: str, out: Path, count: int) -> list[tuple]:
     trials = open_trials(config, corpora, out / name, runtime)
     tables = {shape: costs.tables[shape] for shape in shapes}
     networks = list(islice(random_networks(config, tables, costs.reference_cost, LEAST), count))
-    for rung in RUNGS:
-        trials.run(networks, rung.share)
-    trials.run(networks[: count // 2], 1.0)
-    return [(name, *p.network[:2], abbreviate(p.network.blocks), p.share, round(p.loss, 5)) for p in trials.points]
+    rows = []
+    for share in *(rung.share for rung in RUNGS), 1.0:
+        trials.run(own := networks if share < 1 else networks[: count // 2], share)
+        for network in own:
+            results = trials.results[network]
+            losses = (of["valid"]["bits_per_byte"] for of in (results["network"], results))
+            rows.append((name, *network[:2], abbreviate(network.blocks), share, *(round(loss, 5) for loss in losses)))
+    return rows
 
 
 def main() -> None:

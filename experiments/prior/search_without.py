@@ -8,14 +8,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.prior.fit import prior_of, read_points
+from experiments.prior.fit import COUNTED, prior_of, read_points
 
 ROOT = Path(__file__).parents[2]
 
 if __name__ == "__main__":
     import nas.search.strategy
 
-    texts = read_points()
-    del texts[sys.argv.pop(1)]
-    nas.search.strategy.TERMS = prior_of([*texts.values()])
+    (alone, mixed), seen = read_points(), sys.argv.pop(1)
+    others = (own for text, own in alone.items() if text != seen)
+    nas.search.strategy.TERMS = prior_of(others, [mixed[text] for text in COUNTED if text != seen])
     runpy.run_path(str(ROOT / "search.py"), run_name="__main__")

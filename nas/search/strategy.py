@@ -10,7 +10,7 @@ from nas.core.config import Config
 from nas.core.errors import RunError
 from nas.search.pace import Pace
 from nas.search.space import Network, NetworkCosts, neighbours, within_budget
-from nas.search.surrogate import TERMS, Surrogate
+from nas.search.surrogate import ALONE, TERMS, Surrogate
 from nas.search.trials import Rung, Trials, adds_untried, batches, rung_steps
 
 UNLIKELY = 0.02  # networks whose probability of being the best is lower do not go on
@@ -36,7 +36,9 @@ class Strategy:
         for point in trials.points[:points]:
             share = trials.until(point.network, point.share) / trials.steps[point.network.vocab_size]
             known.append(replace(point, share=share))
-        return Surrogate(known, self.networks, self.config.model.d_ffn, self.terms, trials.text)
+        beside = self.config.beside
+        scale = 1.0 if beside.states or beside.cache or beside.counts else ALONE
+        return Surrogate(known, self.networks, self.config.model.d_ffn, self.terms, trials.text, scale)
 
     def untried(self) -> list[Network]:
         return [network for network in self.networks if network not in self.trials.tried]
@@ -81,7 +83,7 @@ class Strategy:
         """Add the predicted best untried network. If there are `count`, it replaces the last one if it is better."""
         others, last = networks[: count - 1], networks[count - 1 :]
         compared = [*last, *self.untried()]
-        return [*others, *(compared[index] for index in surrogate.predict(compared).argsort()[:1])]
+        return [*others, *(compared[index] for index in surrogate.predict(compared).argsort(kind="stable")[:1])]
 
     def fill_free_places(
         self, surrogate: Surrogate, networks: list[Network], before: Rung, rung: Rung
