@@ -5,7 +5,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from experiments.prior.fit import BETWEEN, MISJUDGED, SOURCE, WIDER, fit, prior_of, read_points
+from experiments.prior.fit import BETWEEN, COUNTED, MISJUDGED, SOURCES, Fit, prior_of, read_points
 from nas.comparison.spec import FORMAT as COMPARISON_FORMAT
 from nas.comparison.spec import read_contenders, read_settings
 from nas.core.config_loading import load_config
@@ -56,7 +56,8 @@ def test_the_fit_of_the_prior_is_a_regression_with_effects_of_networks_and_sizes
     networks = [make_network(size, size // 12, own.split()) for size in (768, 1536) for own in patterns]
     texts = [[Point(n, t, 2 + generator.random()) for n in networks[:count] for t in (0.125, 1.0)] for count in (8, 6)]
     points = [(text, point, row % 4 < 2) for text, own in enumerate(texts) for row, point in enumerate(own)]
-    surrogate = Surrogate([], networks, terms={term: (0.0, spread) for term, spread in BETWEEN.items()})
+    terms = {term: (generator.random(), spread) for term, spread in BETWEEN.items()}
+    surrogate = Surrogate([], networks, terms=terms)
     known = surrogate.inputs([point.network for _, point, _ in points], [point.share for _, point, _ in points])
     effects = sorted({(text, key) for text, p, _ in points for key in (p.network, p.network[:2])}, key=str)
     columns = []
@@ -66,18 +67,26 @@ def test_the_fit_of_the_prior_is_a_regression_with_effects_of_networks_and_sizes
         of_text = [time * (text == number) for time in times for number in range(2)]
         own = (text, point.network), (text, point.network[:2])
         columns.append([*features, *wrong, *of_text, *(float(effect in own) for effect in effects)])
-    spreads = np.array([*WIDER * surrogate.spread, *[MISJUDGED] * 8, *[1] * 6, *[OWN] * len(effects)])
-    rows = np.vstack([np.array(columns) / NOISE, np.diag(1 / spreads)])
-    wanted = np.concatenate([np.log([point.loss for _, point, _ in points]) / NOISE, np.zeros(len(spreads))])
-    names, means, errors = fit([{p: full for text, p, full in points if text == number} for number in range(2)])
-    expected = np.linalg.lstsq(rows, wanted, rcond=None)[0][: len(names)]
-    np.testing.assert_allclose(means, expected, atol=1e-6)
-    np.testing.assert_allclose(errors, np.sqrt(np.diag(np.linalg.inv(rows.T @ rows)))[: len(names)], rtol=1e-4)
-    assert names[-2:] == ["conv", "conv, T"] and len(names) == len(surrogate.spread)
+    wider = np.append(np.ones(len(terms)), [3.0] * 2)  # of convolutions
+    spreads = np.array([*wider * surrogate.spread, *[MISJUDGED] * 8, *[1] * 6, *[OWN] * len(effects)])
+    rows, logs = np.vstack([np.array(columns) / NOISE, np.diag(1 / spreads)]), np.log([p.loss for _, p, _ in points])
+    means = np.append(surrogate.mean, np.zeros(len(spreads) - len(surrogate.mean)))
+    wanted = np.concatenate([logs / NOISE, means / spreads])
+    found = Fit([{p: full for text, p, full in points if text == number} for number in range(2)], terms, 3.0)
+    expected = np.linalg.lstsq(rows, wanted, rcond=None)[0][: len(found.names)]
+    np.testing.assert_allclose(found.means, expected, atol=1e-6)
+    errors = np.sqrt(np.diag(np.linalg.inv(rows.T @ rows)))[: len(found.names)]
+    np.testing.assert_allclose(found.errors, errors, rtol=1e-4)
+    columns = np.array(columns)
+    covariance = (columns * spreads**2) @ columns.T + NOISE**2 * np.eye(len(points))
+    likelihood = stats.multivariate_normal(columns @ means, covariance).logpdf(logs)
+    assert found.likelihood == pytest.approx(likelihood, rel=1e-6)
+    assert found.names[-2:] == ["conv", "conv, T"] and len(found.names) == len(surrogate.spread)
 
 
 def test_the_surrogate_has_the_prior_that_the_fit_gives():
-    prior = prior_of([read_points()[SOURCE]])
+    alone, mixed = read_points()
+    prior = prior_of([alone[text] for text in SOURCES], [mixed[text] for text in COUNTED])
     assert prior.keys() == TERMS.keys()
     np.testing.assert_allclose([*prior.values()], [*TERMS.values()], atol=2e-4)
 

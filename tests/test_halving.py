@@ -234,7 +234,7 @@ def test_neighbours_of_the_best_join_until_none_is_new_and_proposals_differ(know
 def test_prediction_probability_and_vocabulary_decide_who_goes_on(known_search):
     """The prior expects that a large vocabulary gains when the training goes on."""
     strategy = known_search()
-    near, far = [plain(2000, 64, blocks) for blocks in (4, 5, 6)], [plain(1000, 64, 4), plain(8000, 64, 4)]
+    near, far = [plain(4000, 64, blocks) for blocks in (4, 5, 6)], [plain(2000, 64, 4), plain(8000, 64, 4)]
     small, bad, large = plain(4000, 64, 4), plain(2000, 64, 2), plain(32_000, 64, 4)
     strategy.trials.steps[32_000] = 4000
 
@@ -244,10 +244,13 @@ def test_prediction_probability_and_vocabulary_decide_who_goes_on(known_search):
 
     assert likely({large: 2.0, small: 1.996}, 1, 1) == [large]
     assert likely({large: 2.0, small: 1.996, bad: 2.6}, 3, 1) == [large, small]
-    for loss, kept in ((1.996, {1000, 2000, 8000}), (2.4, {2000})):  # other vocabularies that are likely, and not
-        losses = dict.fromkeys(near, 2.0) | dict.fromkeys(far, loss)
+    for loss, kept in (
+        ((1.96, 2.06), {2000, 4000, 8000}),
+        ((2.4, 2.4), {4000}),
+    ):  # other vocabularies that are likely, and not
+        losses = dict.fromkeys(near, 2.0) | dict(zip(far, loss, strict=True))
         assert {network.vocab_size for network in likely(losses, 3, 3)} == kept
-        assert {network.vocab_size for network in likely(losses, 3, 1)} == {2000}
+        assert {network.vocab_size for network in likely(losses, 3, 1)} == {4000}
 
 
 def test_free_places_of_a_rung_go_to_likely_networks_that_train_in_its_steps(known_search):
