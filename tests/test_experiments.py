@@ -5,7 +5,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from experiments.prior.fit import BETWEEN, COUNTED, MISJUDGED, SOURCES, Fit, prior_of, read_points
+from experiments.prior.fit import COUNTED, MISJUDGED, SOURCES, Fit, fit_alone, prior_of, read_points
 from nas.comparison.spec import FORMAT as COMPARISON_FORMAT
 from nas.comparison.spec import read_contenders, read_settings
 from nas.core.config_loading import load_config
@@ -13,7 +13,7 @@ from nas.core.files import write_yaml
 from nas.core.pattern import FORMAT as PATTERN_FORMAT
 from nas.core.pattern import read_pattern
 from nas.search.space import NetworkCosts, make_network
-from nas.search.surrogate import CENTRE, NOISE, OWN, TERMS, Point, Surrogate
+from nas.search.surrogate import ALONE, CENTRE, MIXED, Point, Surrogate
 from tests.making import load_script
 from tests.processes import ROOT
 
@@ -56,8 +56,8 @@ def test_the_fit_of_the_prior_is_a_regression_with_effects_of_networks_and_sizes
     networks = [make_network(size, size // 12, own.split()) for size in (768, 1536) for own in patterns]
     texts = [[Point(n, t, 2 + generator.random()) for n in networks[:count] for t in (0.125, 1.0)] for count in (8, 6)]
     points = [(text, point, row % 4 < 2) for text, own in enumerate(texts) for row, point in enumerate(own)]
-    terms = {term: (generator.random(), spread) for term, spread in BETWEEN.items()}
-    surrogate = Surrogate([], networks, terms=terms)
+    terms = {term: (generator.random(), spread) for term, (_, spread) in ALONE.terms.items()}
+    surrogate = Surrogate([], networks, prior=(prior := ALONE._replace(terms=terms)))
     known = surrogate.inputs([point.network for _, point, _ in points], [point.share for _, point, _ in points])
     effects = sorted({(text, key) for text, p, _ in points for key in (p.network, p.network[:2])}, key=str)
     columns = []
@@ -67,18 +67,20 @@ def test_the_fit_of_the_prior_is_a_regression_with_effects_of_networks_and_sizes
         of_text = [time * (text == number) for time in times for number in range(2)]
         own = (text, point.network), (text, point.network[:2])
         columns.append([*features, *wrong, *of_text, *(float(effect in own) for effect in effects)])
-    wider = np.append(np.ones(len(terms)), [3.0] * 2)  # of convolutions
-    spreads = np.array([*wider * surrogate.spread, *[MISJUDGED] * 8, *[1] * 6, *[OWN] * len(effects)])
-    rows, logs = np.vstack([np.array(columns) / NOISE, np.diag(1 / spreads)]), np.log([p.loss for _, p, _ in points])
+    spreads = np.array([*surrogate.spread, *[MISJUDGED] * 8, *[1] * 6, *[prior.own] * len(effects)])
+    rows, logs = (
+        np.vstack([np.array(columns) / prior.noise, np.diag(1 / spreads)]),
+        np.log([p.loss for _, p, _ in points]),
+    )
     means = np.append(surrogate.mean, np.zeros(len(spreads) - len(surrogate.mean)))
-    wanted = np.concatenate([logs / NOISE, means / spreads])
-    found = Fit([{p: full for text, p, full in points if text == number} for number in range(2)], terms, 3.0)
+    wanted = np.concatenate([logs / prior.noise, means / spreads])
+    found = Fit([{p: full for text, p, full in points if text == number} for number in range(2)], prior)
     expected = np.linalg.lstsq(rows, wanted, rcond=None)[0][: len(found.names)]
     np.testing.assert_allclose(found.means, expected, atol=1e-6)
     errors = np.sqrt(np.diag(np.linalg.inv(rows.T @ rows)))[: len(found.names)]
     np.testing.assert_allclose(found.errors, errors, rtol=1e-4)
     columns = np.array(columns)
-    covariance = (columns * spreads**2) @ columns.T + NOISE**2 * np.eye(len(points))
+    covariance = (columns * spreads**2) @ columns.T + prior.noise**2 * np.eye(len(points))
     likelihood = stats.multivariate_normal(columns @ means, covariance).logpdf(logs)
     assert found.likelihood == pytest.approx(likelihood, rel=1e-6)
     assert found.names[-2:] == ["conv", "conv, T"] and len(found.names) == len(surrogate.spread)
@@ -86,9 +88,11 @@ def test_the_fit_of_the_prior_is_a_regression_with_effects_of_networks_and_sizes
 
 def test_the_surrogate_has_the_prior_that_the_fit_gives():
     alone, mixed = read_points()
-    prior = prior_of([alone[text] for text in SOURCES], [mixed[text] for text in COUNTED])
-    assert prior.keys() == TERMS.keys()
-    np.testing.assert_allclose([*prior.values()], [*TERMS.values()], atol=2e-4)
+    sources = [alone[text] for text in SOURCES]
+    found = fit_alone(sources).prior(ALONE), prior_of(sources, [mixed[text] for text in COUNTED])
+    for prior, expected in zip(found, (ALONE, MIXED), strict=True):
+        assert prior.terms.keys() == expected.terms.keys()
+        np.testing.assert_allclose([*prior.terms.values()], [*expected.terms.values()], atol=2e-4)
 
 
 def test_search_and_retrain_of_an_experiment_share_text_and_sizes():

@@ -5,11 +5,12 @@ import pytest
 
 from nas.core.pattern import expand
 from nas.search.space import Network, make_network
-from nas.search.surrogate import AGAIN, CENTRE, NOISE, OTHER, OTHER_TEXT, OWN, TERMS, Point, Surrogate, Text
+from nas.search.surrogate import AGAIN, ALONE, CENTRE, MIXED, Point, Surrogate, Text
 
 
+@pytest.mark.parametrize("prior", [MIXED, ALONE], ids=["mixed", "alone"])
 @pytest.mark.parametrize("passes", [1.0, 6.0])
-def test_the_surrogate_is_a_regression_with_effects_of_its_own_as_a_slow_reference(passes):
+def test_the_surrogate_is_a_regression_with_effects_of_its_own_as_a_slow_reference(passes, prior):
     """Weighted least squares, with the prior means as further rows; draws have the same means and errors."""
     generator = np.random.default_rng(0)
     networks = [make_network(*values) for values in ((1000, 64, expand("ad")), (1000, 64, expand("daadd8x")))]
@@ -19,8 +20,8 @@ def test_the_surrogate_is_a_regression_with_effects_of_its_own_as_a_slow_referen
     # Attending blocks, widths of 4x, and how much later attention stands, by hand
     given = {0: (1, 1, -2.0), 1: (2, 4, -0.25 - 1 / 6), 2: (0, 1, 0.0)}
     shapes, names = [(1000, 64), (4000, 96)], [str(network) for network in networks]
-    known = TERMS | (AGAIN if passes > 1 else {})
-    spreads = np.array([*(spread for _, spread in known.values()), OTHER, OTHER_TEXT, *[OWN] * 5])
+    known = prior.terms | (AGAIN if passes > 1 else {})
+    spreads = np.array([*(spread for _, spread in known.values()), prior.other, prior.other_text, *[prior.own] * 5])
     means = np.array([*(mean for mean, _ in known.values()), *[0] * 7])
 
     def row(network, text):
@@ -35,11 +36,11 @@ def test_the_surrogate_is_a_regression_with_effects_of_its_own_as_a_slow_referen
         own = [float(network[:2] == shape) for shape in shapes] + [float(str(network) == name) for name in names]
         return [*terms, conv, conv * np.log(text), *own]
 
-    rows = np.array([row(point.network, point.share) for point in points]) / NOISE
+    rows = np.array([row(point.network, point.share) for point in points]) / prior.noise
     q, r = np.linalg.qr(np.concatenate([rows, np.diag(1 / spreads)]))
-    values = np.concatenate([np.log([point.loss for point in points]) / NOISE, means / spreads])
+    values = np.concatenate([np.log([point.loss for point in points]) / prior.noise, means / spreads])
     factors = np.linalg.solve(r, q.T @ values)
-    surrogate = Surrogate(points, networks, text=Text(passes, 900_000))
+    surrogate = Surrogate(points, networks, prior=prior, text=Text(passes, 900_000))
     ends = np.array([row(network, 1) for network in networks])
     np.testing.assert_allclose(surrogate.predict(networks), np.exp(ends @ factors), rtol=1e-6)
     errors = [np.linalg.norm(np.linalg.solve(r.T, end - ends[1])) for end in ends]

@@ -16,6 +16,7 @@ if __name__ == "__main__":
     import nas.search.strategy
 
     (alone, mixed), seen = read_points(), sys.argv.pop(1)
-    others = (own for text, own in alone.items() if text != seen)
-    nas.search.strategy.TERMS = prior_of(others, [mixed[text] for text in COUNTED if text != seen])
+    others = (own for text, own in alone.items() if text not in (seen, *COUNTED))
+    prior = prior_of(others, [mixed[text] for text in COUNTED if text != seen])
+    nas.search.strategy.prior_for = lambda config: prior
     runpy.run_path(str(ROOT / "search.py"), run_name="__main__")

@@ -21,7 +21,7 @@ from nas.search.candidate_costs import candidates_of, find_costs
 from nas.search.network_search import block_probabilities
 from nas.search.space import NetworkCosts, cheapest, first_candidates, read_network, within_budget
 from nas.search.strategy import with_neighbours
-from nas.search.surrogate import Point, Surrogate, Text
+from nas.search.surrogate import Point, Surrogate, Text, prior_for
 from nas.training.device import set_up_device
 
 TARGET_TOLERANCE = 0.1  # relative distance from the target of search.method=gumbel that needs no notice
@@ -42,7 +42,8 @@ def tried_choice(run: SearchRun, content: dict, costs: CostTable, budget: float 
         least = least_ratio(cheapest(config, costs) / costs.reference(len(run.pi)))
         raise InputError(f"no network is within {budget:.4g} of the reference's cost; give at least {least}")
     points = [Point(one, trial["share"], trial["bits_per_byte"]) for one, trial in zip(tried, trials, strict=True)]
-    surrogate = Surrogate(points, [*networks, *tried], config.model.d_ffn, text=Text(**content["text"]))
+    known = config.model.d_ffn, prior_for(config), Text(**content["text"])
+    surrogate = Surrogate(points, [*networks, *tried], *known)
     networks = with_neighbours(networks, surrogate, config, {shape: costs}, limit)
     pi = block_probabilities(networks, surrogate.probability_best(networks), run.operations, len(run.pi))
     best = networks[int(np.argmin(surrogate.predict(networks)))]

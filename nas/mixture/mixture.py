@@ -130,7 +130,8 @@ class Mixture:
         return [self.look(tokens[own.start : own.stop + 1], *of_network(own)) for own in streams]
 
     def fit_to(self, seen: Seen, most: int = MOST_TOKENS) -> None:
-        p, features, hidden = (array[:: -(-len(seen.p) // most) or 1] for array in seen)
+        places = np.linspace(0, len(seen.p) - 1, min(len(seen.p), most)).astype(int)
+        p, features, hidden = (array[places] for array in seen)
         if not len(p):  # equal weights
             inputs = features.shape[1] + hidden.shape[1] + 1
             self.bounds, self.gate = np.zeros((2, features.shape[1])), np.zeros((inputs, p.shape[1]))

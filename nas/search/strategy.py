@@ -10,7 +10,7 @@ from nas.core.config import Config
 from nas.core.errors import RunError
 from nas.search.pace import Pace
 from nas.search.space import Network, NetworkCosts, neighbours, within_budget
-from nas.search.surrogate import ALONE, TERMS, Surrogate
+from nas.search.surrogate import Surrogate, prior_for
 from nas.search.trials import Rung, Trials, adds_untried, batches, rung_steps
 
 UNLIKELY = 0.02  # networks whose probability of being the best is lower do not go on
@@ -28,7 +28,7 @@ class Strategy:
 
     def __init__(self, trials: Trials, costs: NetworkCosts, budget: float, networks: list[Network]):
         self.trials, self.costs, self.budget, self.networks = trials, costs, budget, networks
-        self.config, self.terms = trials.config, TERMS
+        self.config, self.prior = trials.config, prior_for(trials.config)
 
     def fit(self, points: int | None = None) -> Surrogate:
         """The surrogate of the first points; None: of all. Their shares are those of whole steps."""
@@ -36,9 +36,7 @@ class Strategy:
         for point in trials.points[:points]:
             share = trials.until(point.network, point.share) / trials.steps[point.network.vocab_size]
             known.append(replace(point, share=share))
-        beside = self.config.beside
-        scale = 1.0 if beside.states or beside.cache or beside.counts else ALONE
-        return Surrogate(known, self.networks, self.config.model.d_ffn, self.terms, trials.text, scale)
+        return Surrogate(known, self.networks, self.config.model.d_ffn, self.prior, trials.text)
 
     def untried(self) -> list[Network]:
         return [network for network in self.networks if network not in self.trials.tried]

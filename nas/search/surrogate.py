@@ -8,36 +8,66 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
+from nas.core.config import Config
 from nas.core.pattern import kind_of, parse_block
 from nas.search.space import BYTES_PER_PIECE, Network
 
-# Terms of the logarithm of the loss, and mean and standard deviation of the factor of each before the fit. A term is a
-# product of these letters. V, D, N and T are logarithms: of vocabulary, width, number of blocks, and share of a
-# training. A and F are also logarithms: the number of attending blocks, and the dense widths in units of 4x, both
-# relative to interleaved. P tells how much later the attending blocks stand. O is 1 if no block attends, and else 0.
-# E is 1 at the end of a training, whose learning rates have decayed, and else 0. The means are a fit to losses of
-# mixtures with networks (experiments/prior).
+
+class Prior(NamedTuple):
+    """What the logarithm of a loss depends on before the first trial. All standard deviations are relative to the loss.
+
+    terms: mean and standard deviation of the factor of each term. A term is a product of these letters. V, D, N and T
+    are logarithms: of vocabulary, width, number of blocks, and share of a training. A and F are also logarithms: the
+    number of attending blocks, and the dense widths in units of 4x, both relative to interleaved. P tells how much
+    later the attending blocks stand. O is 1 if no block attends, and else 0. E is 1 at the end of a training, whose
+    learning rates have decayed, and else 0. other, other_text: standard deviations of the effect of 1 + another
+    operation's blocks, and with T. own: of what a network, and a pair of sizes, have beyond the terms at any time.
+    noise: of a loss.
+    """
+
+    terms: dict[str, tuple[float, float]]
+    other: float
+    other_text: float
+    own: float
+    noise: float
+
+
+# The means are fits to losses of other texts (experiments/prior): of networks together with cache and counts, which
+# know a part of what networks differ in, and of networks alone.
 # fmt: off
-TERMS = {
-    "": (0, 3), "T": (-0.04, 0.05), "TT": (-0.0022, 0.025), "V": (0.0009, 0.015), "D": (-0.0145, 0.0075),
-    "N": (-0.011, 0.005), "VT": (-0.0026, 0.003), "DT": (-0.005, 0.003), "NT": (-0.0036, 0.002), "VV": (0.0009, 0.005),
-    "DD": (0.0048, 0.0075), "NN": (0.0001, 0.003), "VD": (-0.0014, 0.004), "VN": (-0.0003, 0.003),
-    "DN": (-0.0025, 0.004), "A": (-0.0107, 0.004), "F": (0.0031, 0.003), "P": (-0.0006, 0.0025), "AA": (-0.0004, 0.002),
-    "FF": (0.0022, 0.003), "AF": (-0.002, 0.0025), "PP": (0.0002, 0.0025), "AT": (-0.0016, 0.002),
-    "FT": (0.0024, 0.002), "PT": (0.0005, 0.0015), "AN": (-0.0004, 0.0025), "FN": (0.0001, 0.0025),
-    "AD": (-0.0035, 0.0025), "FD": (0.0042, 0.0025), "VE": (-0.0047, 0.0025), "VVT": (0.0024, 0.0015),
-    "VVE": (-0.0012, 0.0015), "O": (0.024, 0.01), "OT": (0.0134, 0.004),
-}
+MIXED = Prior(
+    {
+        "": (0, 3), "T": (-0.04, 0.05), "TT": (-0.0022, 0.025), "V": (0.0009, 0.015), "D": (-0.0145, 0.0075),
+        "N": (-0.011, 0.005), "VT": (-0.0026, 0.003), "DT": (-0.005, 0.003), "NT": (-0.0036, 0.002),
+        "VV": (0.0009, 0.005), "DD": (0.0048, 0.0075), "NN": (0.0001, 0.003), "VD": (-0.0014, 0.004),
+        "VN": (-0.0003, 0.003), "DN": (-0.0025, 0.004), "A": (-0.0107, 0.004), "F": (0.0031, 0.003),
+        "P": (-0.0006, 0.0025), "AA": (-0.0004, 0.002), "FF": (0.0022, 0.003), "AF": (-0.002, 0.0025),
+        "PP": (0.0002, 0.0025), "AT": (-0.0016, 0.002), "FT": (0.0024, 0.002), "PT": (0.0005, 0.0015),
+        "AN": (-0.0004, 0.0025), "FN": (0.0001, 0.0025), "AD": (-0.0035, 0.0025), "FD": (0.0042, 0.0025),
+        "VE": (-0.0047, 0.0025), "VVT": (0.0024, 0.0015), "VVE": (-0.0012, 0.0015), "O": (0.024, 0.01),
+        "OT": (0.0134, 0.004),
+    },
+    other=0.005, other_text=0.002, own=0.003, noise=0.0015,
+)
+ALONE = Prior(
+    {
+        "": (0, 3), "T": (-0.145, 0.1), "TT": (0.005, 0.05), "V": (-0.0199, 0.03), "D": (-0.0354, 0.015),
+        "N": (-0.0121, 0.01), "VT": (0.011, 0.006), "DT": (-0.0042, 0.006), "NT": (-0.0053, 0.004),
+        "VV": (-0.0044, 0.01), "DD": (0.0111, 0.015), "NN": (0.0009, 0.006), "VD": (-0.0013, 0.008),
+        "VN": (-0.002, 0.006), "DN": (-0.007, 0.008), "A": (-0.0168, 0.008), "F": (0.0034, 0.006), "P": (0.0015, 0.005),
+        "AA": (-0.0013, 0.004), "FF": (0.0037, 0.006), "AF": (-0.0033, 0.005), "PP": (0.0004, 0.005),
+        "AT": (-0.003, 0.004), "FT": (0.0031, 0.004), "PT": (0.0001, 0.003), "AN": (-0.0013, 0.005),
+        "FN": (-0.0003, 0.005), "AD": (-0.0077, 0.005), "FD": (0.0091, 0.005), "VE": (-0.0108, 0.005),
+        "VVT": (0.0018, 0.003), "VVE": (0.002, 0.003), "O": (0.0234, 0.02), "OT": (0.0161, 0.008),
+    },
+    other=0.01, other_text=0.004, own=0.006, noise=0.004,
+)
 # fmt: on
 # Terms of a text that is read again. R is the number of passes after the first, and W the vocabulary as a share of the
 # largest that suits the text. How much large vocabularies lose differs between texts.
 AGAIN = {"R": (0, 0.1), "WR": (0, 0.03)}
 LETTERS = "VDNTAFPOERW"
 CENTRE = 9.0, 4.5, 1.0  # of V, D and N, the same for the data of the prior and for every search
-OTHER, OTHER_TEXT = 0.005, 0.002  # standard deviations of the effect of 1 + another operation's blocks, and with T
-OWN = 0.003  # standard deviation of what a network, and a pair of sizes, have beyond the terms at any time; relative
-NOISE = 0.0015  # standard deviation of a loss, relative
-ALONE = 2.0  # times all of these, for networks without a mixture, which would know a part of what they differ in
 NO_BLOCKS = 0.5  # instead of 0 blocks, for the logarithm
 LEAST_LOSS = 1e-6  # bits per byte; a smaller loss has no logarithm to compare
 DRAWS = 1000  # for the probability of being the best
@@ -97,11 +127,16 @@ def width_of(block: str, d_model: int, d_ffn: int | str) -> float:
     return float(size[:-1]) / 4 if size.endswith("x") else float(size) / (4 * d_model)
 
 
+def prior_for(config: Config) -> Prior:
+    """The prior of the losses by which a search judges networks."""
+    beside = config.beside
+    return MIXED if beside.states or beside.cache or beside.counts else ALONE
+
+
 class Surrogate:
     """A Gaussian process of the logarithm of the loss: a polynomial, and effects of networks and of pairs of sizes.
 
-    networks: all candidates. d_ffn: model.d_ffn. terms: as TERMS. text: what a whole training reads. scale: times all
-    means and standard deviations.
+    networks: all candidates. d_ffn: model.d_ffn. text: what a whole training reads.
     """
 
     def __init__(
@@ -109,23 +144,21 @@ class Surrogate:
         points: Sequence[Point],
         networks: Sequence[Network],
         d_ffn: int | str = "4x",
-        terms: dict[str, tuple[float, float]] = TERMS,
+        prior: Prior = MIXED,
         text: Text = ONCE,
-        scale: float = 1.0,
     ):
         known = [*networks, *(point.network for point in points)]
         blocks = {block for network in known for block in network.blocks} - {"attention"}
         self.names = sorted(block for block in blocks if block.split()[0] != "dense")
-        self.d_ffn, self.text = d_ffn, text
+        self.d_ffn, self.prior, self.text = d_ffn, prior, text
         self.keys: dict = {}
-        terms = terms | AGAIN if text.is_read_again else terms
+        terms = prior.terms | AGAIN if text.is_read_again else prior.terms
         self.powers = np.array([[term.count(letter) for letter in LETTERS] for term in terms])
         means, spreads = np.array(list(terms.values())).T
-        self.mean = scale * np.append(means, np.zeros(2 * len(self.names)))
-        self.spread = scale * np.concatenate([spreads, [OTHER] * len(self.names), [OTHER_TEXT] * len(self.names)])
-        self.own, self.noise = scale * OWN, scale * NOISE
+        self.mean = np.append(means, np.zeros(2 * len(self.names)))
+        self.spread = np.concatenate([spreads, np.repeat([prior.other, prior.other_text], len(self.names))])
         self.known = self.inputs([point.network for point in points], [point.share for point in points])
-        self.factor = cho_factor(self.covariance(self.known, self.known) + self.noise**2 * np.eye(len(points)))
+        self.factor = cho_factor(self.covariance(self.known, self.known) + self.prior.noise**2 * np.eye(len(points)))
         self.logs = np.log([max(point.loss, LEAST_LOSS) for point in points])
 
     def inputs(self, networks: Sequence[Network], share: Sequence[float] | float = 1.0) -> Inputs:
@@ -144,11 +177,11 @@ class Surrogate:
     def covariance(self, one: Inputs, two: Inputs) -> np.ndarray:
         """[P, Q] of the logarithms of losses before the fit, without noise."""
         same = (one.effects[:, None] == two.effects).sum(axis=-1)
-        return (one.features * self.spread**2) @ two.features.T + self.own**2 * same
+        return (one.features * self.spread**2) @ two.features.T + self.prior.own**2 * same
 
     def variance(self, one: Inputs) -> np.ndarray:
         """The diagonal [P] of covariance(one, one)."""
-        return one.features**2 @ self.spread**2 + 2 * self.own**2
+        return one.features**2 @ self.spread**2 + 2 * self.prior.own**2
 
     def predict(self, networks: Sequence[Network]) -> np.ndarray:
         """Losses [P] at the end of a training, up to a factor that is the same for all."""
@@ -171,9 +204,11 @@ class Surrogate:
         keys = list(dict.fromkeys(np.vstack([self.known.effects, wanted.effects]).ravel().tolist()))
         factors = self.spread * generator.standard_normal((count, len(self.spread))) + self.mean
         effects = np.zeros((count, len(self.keys)))
-        effects[:, keys] = self.own * generator.standard_normal((count, len(keys)))  # whatever was predicted before
+        effects[:, keys] = self.prior.own * generator.standard_normal(
+            (count, len(keys))
+        )  # whatever was predicted before
         own, known = [factors @ one.features.T + effects[:, one.effects].sum(axis=-1) for one in (wanted, self.known)]
-        missed = self.logs - known - self.noise * generator.standard_normal(known.shape)
+        missed = self.logs - known - self.prior.noise * generator.standard_normal(known.shape)
         return own + cho_solve(self.factor, missed.T).T @ self.covariance(self.known, wanted)
 
     def sample(self, networks: Sequence[Network]) -> np.ndarray:

@@ -153,7 +153,7 @@ def reading_seconds(phase: RetrainPhase) -> tuple[float, float, float]:
     times.append(time.monotonic())
     read, _, looked, fitted = np.diff(times)
     whole, fits = len(tokens) / len(part), min(len(tokens), MOST_TOKENS) / min(len(part), MOST_TOKENS)
-    return whole * read, whole * looked, fits * fitted
+    return whole * read, whole * looked, whole * looked + fits * (fitted - looked)
 
 
 def run_trials(tasks: list[Task], engine: Engine) -> dict[str, dict]:
@@ -208,8 +208,10 @@ class Trials:
     def estimate(self, networks: list[Network]) -> Estimate:
         """The seconds of trials, if these networks are typical, from the shortest trial and a few steps."""
         config, at_once, seconds = {"stage": "search", **asdict(self.config)}, len(self.engine.places), []
-        for corpus in self.corpora.values() if self.config.train.residual else ():
-            train_nll(corpus, self.config.beside)  # once for all trials, so it is no part of a start
+        for corpus in self.corpora.values():  # what is made once for all trials is no part of a start
+            open_mixture(self.config.beside, corpus, 0)
+            if self.config.train.residual:
+                train_nll(corpus, self.config.beside)
         self.engine.warm_up()
         self.folder.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix="estimate-", dir=self.folder) as folder, redirect_stdout(None):
