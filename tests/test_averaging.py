@@ -108,7 +108,7 @@ def test_a_trial_is_judged_at_the_lengths_that_its_steps_have_read(small_config)
 
 
 def test_a_trial_is_judged_by_the_mixture_of_its_mean(small_config, monkeypatch):
-    monkeypatch.setattr("nas.retraining.phase.GATE_TOKENS", most := 300)
+    monkeypatch.setattr("nas.retraining.phase.GATE_TOKENS", most := 50)
     phase = make_retraining(
         small_config("mixture.states=50", "mixture.cache=[1,2]", "mixture.counts=2"), PATTERN, until=3
     )
