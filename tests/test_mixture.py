@@ -209,6 +209,10 @@ def test_the_cache_of_states_equals_a_loop(monkeypatch):
     np.testing.assert_allclose(terms, expected, rtol=1e-4)
     np.testing.assert_allclose(after, [math.log(expected.sum()), expected.max() / expected.sum()], rtol=1e-4)
     np.testing.assert_array_equal(cache.followers, stream[40:])
+    normalized = principal_directions(
+        hidden - hidden.mean(axis=1, keepdims=True)
+    )  # their sums have only rounding errors
+    assert (normalized != 0).any(axis=0).tolist() == [True] * 4 + [False]
 
 
 def test_the_gradient_of_a_gate_is_that_of_its_loss():

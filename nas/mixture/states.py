@@ -11,16 +11,19 @@ import torch
 from numba import njit
 
 SHARPNESS, DIMENSIONS = 10.0, 32
+LEAST = 1e-4  # of the largest variance; directions that vary less are rounding errors, which the gate would magnify
 CHUNK = 64  # tokens that are predicted at once
 FEATURES = 2
 
 
 def principal_directions(hidden: np.ndarray) -> np.ndarray:
-    """The projection [D + 1, E] of states [N, D] to their first principal components; its last row is the shift."""
+    """The projection [D + 1, E] of states [N, D] to their first principal components; its last row is the shift. Those
+    that hardly vary are 0, such as the sum of what a layer normalization gives.
+    """
     mean = hidden.sum(axis=0, dtype=np.float64) / max(1, len(hidden))
     centred = hidden - mean
-    _, vectors = np.linalg.eigh(centred.T @ centred)
-    basis = vectors[:, : -1 - DIMENSIONS : -1]
+    variances, vectors = np.linalg.eigh(centred.T @ centred)
+    basis = (vectors * (variances > LEAST * variances[-1]))[:, : -1 - DIMENSIONS : -1]
     return np.append(basis, -mean[None] @ basis, axis=0)
 
 
