@@ -34,6 +34,7 @@ OPTIONS = {
     },
     "train": {"steps": 800, "batch_size": 32, "segment": 16, "memory": 16, "warmup_steps": 20, "weight_decay": 0.02},
     "search": {"operations": ["attention", "dense", "identity"]},
+    "mixture": {"states": 0, "cache": [], "counts": 0},
 }
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from nas.core.config import Config
+from nas.core.config import Config, MixtureOptions
 from nas.data.corpus import Corpus
 from nas.retraining.phase import RetrainPhase
 from nas.search.trials import rung_steps
@@ -28,7 +28,8 @@ class Training:
         after_step: Callable = lambda step, phase: None,
     ):
         torch.manual_seed(config.seed)
-        config = replace(config, train=replace(config.train, residual=False))
+        nothing = MixtureOptions(states=0, cache=[], counts=0)
+        config = replace(config, train=replace(config.train, residual=False), mixture=nothing)
         self.model = build_fixed(blocks, config, corpus.vocab_size)
         self.phase, self.steps, self.after_step = RetrainPhase(self.model, corpus, config, runtime), 0, after_step
         after_step(0, self.phase)
@@ -40,7 +41,7 @@ class Training:
             return self.end()  # rates have decayed, so retrain.py judges the whole training too
         self.phase.begin_trial(last)
         self.train(last)
-        return self.phase.trial_metrics()["network"]["valid"]
+        return self.phase.trial_metrics()["valid"]
 
     def end(self) -> dict:
         """Figures on valid at the end. The model is then in evaluation mode."""

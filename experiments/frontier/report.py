@@ -32,13 +32,19 @@ PREDICTORS = {
     "found": ("found", {"color": RED, "marker": "o"}),
     "usual": ("usual: interleaved, the same mixture", {"color": "#5b8c5a", "marker": "d"}),
     "optuna": ("Optuna, the same space and mixture", {"color": BLUE, "marker": "s"}),
+    "optuna-alone": ("Optuna, trials judged without the mixture", {"color": BLUE, "marker": "s", "linestyle": ":"}),
     "gpt2": ("GPT-2 of Transformers", None),
     "none": ("cache and counts, no network", {"color": GREY, "linestyle": "--"}),
     "ppmd": ("PPMd", {"color": GREY, "linestyle": ":"}),
 }
-SEARCHED = "found", "usual", "optuna"
+SEARCHED = "found", "usual", "optuna", "optuna-alone"
 NO_WORDS = {"go"}
-AIMS = {"optuna": -0.015, "gpt2": -0.6, "none": -0.2}  # for the mean difference of word perplexity
+AIMS = {
+    "optuna": -0.015,
+    "optuna-alone": -0.015,
+    "gpt2": -0.6,
+    "none": -0.2,
+}  # for the mean difference of word perplexity
 DRAWS = 100_000  # of the permutation test
 NONE_FITS = "none fits"
 WORDS_PER_CELL = 1000  # a perplexity beyond has no decimals

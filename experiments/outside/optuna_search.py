@@ -2,10 +2,10 @@
 (pip install -r experiments/outside/requirements.txt).
 
 TPE proposes and successive halving prunes (ASHA), on the same trials as those of the search: parts of trainings, judged
-on valid with the mixture after an eighth, a quarter and a half. Together they have the steps of the search's
-rungs. The first proposals are the deepest interleaved networks within the budget, one for each vocabulary. A network
-beyond the budget takes no steps; TPE knows by how much it is beyond. The network of the best trial is trained to the
-end like that of the search, with the same mixture.
+on valid with the mixture after an eighth, a quarter and a half. With --alone, they are judged by networks alone.
+Together they have the steps of the search's rungs. The first proposals are the deepest interleaved networks within the
+budget, one for each vocabulary. A network beyond the budget takes no steps; TPE knows by how much it is beyond. The
+network of the best trial is trained to the end like that of the search, with the same mixture.
 """
 
 import sys
@@ -21,6 +21,7 @@ from experiments.helpers import FRONTIER, open_space, open_trials
 from nas.core.errors import RunError, run_command
 from nas.search.space import Network, make_network, within_budget
 
+PREDICTORS = "optuna", "optuna-alone"
 EIGHTHS = 1, 2, 4  # of a training, after which trials may be pruned
 STARTUP = 4  # trials before TPE has a model
 SUGGESTIONS = 5000  # at most, of which most are beyond small budgets
@@ -56,8 +57,8 @@ def open_study(config, costs, shapes: list, name: str):
     return study
 
 
-def run_study(study, trials, config, costs, shapes: list) -> dict[Network, dict[int, float]]:
-    """The loss of each network that took steps after each of EIGHTHS that it reached."""
+def run_study(study, trials, config, costs, shapes: list, alone: bool) -> dict[Network, dict[int, float]]:
+    """The loss of each network that took steps after each of EIGHTHS that it reached. alone: without the mixture."""
     from optuna.trial import TrialState
 
     from nas.search.trials import RUNGS, batches
@@ -80,7 +81,8 @@ def run_study(study, trials, config, costs, shapes: list) -> dict[Network, dict[
                     state = TrialState.FAIL
                     break
                 trials.run([network], eighths / 8)
-                own[eighths], left = trials.points[-1].loss, left - (eighths - before)
+                judged = trials.results[network]["network"] if alone else trials.results[network]
+                own[eighths], left = judged["valid"]["bits_per_byte"], left - (eighths - before)
             before = eighths
             trial.report(own[eighths], eighths)
             if eighths < EIGHTHS[-1] and trial.should_prune():
@@ -92,17 +94,17 @@ def run_study(study, trials, config, costs, shapes: list) -> dict[Network, dict[
     return {network: own for network, own in reached.items() if own}
 
 
-def search(cell: Path, options: list[str]) -> dict:
-    """The results of the network that Optuna finds, trained to the end."""
+def search(cell: Path, options: list[str], predictor: str) -> dict:
+    """The results of the network that Optuna finds, trained to the end. predictor: of PREDICTORS."""
     from nas.jobs.tasks import run_tasks
 
     config, corpora, shapes, costs, runtime = open_space(FRONTIER, cell.parent, options)
     if not fits(config, shapes, costs):
         return {"network": None}
-    folder = cell.with_name(f"{cell.name}-optuna")
+    folder = cell.with_name(f"{cell.name}-{predictor}")
     trials = open_trials(config, corpora, folder, runtime)
     study = open_study(config, costs, shapes, f"{folder.parent.name} {folder.name}")
-    reached = run_study(study, trials, config, costs, shapes)
+    reached = run_study(study, trials, config, costs, shapes, predictor == PREDICTORS[True])
     furthest = max(max(own) for own in reached.values())  # without a complete trial, the best of the longest
     best = min((own[furthest], network) for network, own in reached.items() if furthest in own)[1]
     task = trials.task(best, None, trials.folder)
@@ -117,10 +119,11 @@ def search(cell: Path, options: list[str]) -> dict:
 
 
 def main() -> None:
-    arguments = read_arguments(__doc__)
+    arguments = read_arguments(__doc__, "--alone")
     jobs = results_of(arguments)
     for name, seed, cell, options in cells_of(arguments):
-        jobs.do(f"{name},optuna,{seed}", partial(search, cell, options))
+        predictor = PREDICTORS[arguments.alone]
+        jobs.do(f"{name},{predictor},{seed}", partial(search, cell, options, predictor))
 
 
 if __name__ == "__main__":
