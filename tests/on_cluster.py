@@ -94,7 +94,7 @@ def killed(folder: Path, command: list[str]) -> int:
     before, driver = logged(), start_driver("--resume")
     wait_for(lambda: logged() > before)
     driver.send_signal(signal.SIGINT)
-    status, ended = driver.wait(timeout=20), logged()
+    status, ended = driver.wait(timeout=60), logged()
     time.sleep(2)
     print(f"Ctrl-C: status {status}, {logged() - ended} bytes by trainings after that", flush=True)
     return start_driver("--resume").wait()

@@ -130,7 +130,8 @@ class Cells:
 
     def __init__(self, rows: list[dict]):
         self.rows = rows
-        texts = [text for text in TEXTS if any(row["text"] == text for row in rows)]
+        known = {row["text"] for row in rows if row["predictor"] == "found"}
+        texts = [text for text in TEXTS if text in known]
         self.cells = [(text, budget) for text in texts for budget in BUDGETS]
 
     def values(self, predictor: str, cell: tuple, key: str = "test_bits_per_byte") -> np.ndarray:
