@@ -150,7 +150,7 @@ def test_the_report_of_the_frontier_tests_each_cell_and_takes_the_answer_by_vali
     assert rows["found"] == ["2.100<br>1,448", "2.100<br>1,448", "1.510<br>187.4"]  # exp of the mean of logarithms
     assert rows["GPT-2 of Transformers"] == ["none fits", "3.020<br>35,120", "not run"]
     welch = stats.ttest_ind([1.50, 1.51, 1.52], [1.51, 1.52, 1.53], equal_var=False).pvalue
-    assert rows["found against Optuna, the same space and mixture"][2] == f"-0.7%<br>-3.4%<br>p {welch:.2g}<br>missed"
+    assert rows["found against Optuna, trials in the mixture"][2] == f"-0.7%<br>-3.4%<br>p {welch:.2g}<br>missed"
     student = 2 * stats.ttest_1samp([1.50, 1.51, 1.52], 2.1).pvalue  # Holm's correction would need a second test
     assert rows["found against cache and counts, no network"][2].startswith(f"-28.1%<br>-87.1%<br>p {student / 2:.2g}")
     means = json.loads(printed.splitlines()[-1])

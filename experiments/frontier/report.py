@@ -30,9 +30,9 @@ HERE = Path(__file__).parent
 # because a line would leave no room for the others.
 PREDICTORS = {
     "found": ("found", {"color": RED, "marker": "o"}),
-    "usual": ("usual: interleaved, the same mixture", {"color": "#5b8c5a", "marker": "d"}),
-    "optuna": ("Optuna, the same space and mixture", {"color": BLUE, "marker": "s"}),
-    "optuna-alone": ("Optuna, trials judged without the mixture", {"color": BLUE, "marker": "s", "linestyle": ":"}),
+    "usual": ("usual network", {"color": "#5b8c5a", "marker": "d"}),
+    "optuna": ("Optuna, trials in the mixture", {"color": BLUE, "marker": "s"}),
+    "optuna-alone": ("Optuna, trials alone", {"color": "#8fb3d9", "marker": "s"}),
     "gpt2": ("GPT-2 of Transformers", None),
     "none": ("cache and counts, no network", {"color": GREY, "linestyle": "--"}),
     "ppmd": ("PPMd", {"color": GREY, "linestyle": ":"}),
