@@ -20,7 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from experiments.frontier.problem import SPLITS, open_text, read_arguments, results_of, seeds_of
+from experiments.frontier.problem import SPLITS, open_text, read_arguments, results_of
 from nas.core.errors import run_command
 
 CONTEXT, ROWS, SCORED = 256, 4, 8  # tokens; rows of a batch in training, and in evaluation
@@ -161,8 +161,7 @@ def cell(arguments, jobs, text: str, budget: float, opened) -> None:
     for factor in (FACTOR, 1 / FACTOR):  # as long as the rate at the edge is the best one
         while (other := trained(best["gpt2"], best["rate"] * factor, 1, 1)) is best_of([best, other]):
             best = other
-    for seed in seeds_of(text):
-        trained(best["gpt2"], best["rate"], PASSES, seed)
+    trained(best["gpt2"], best["rate"], PASSES, 1)
 
 
 def main() -> None:
