@@ -14,6 +14,7 @@ token but the first ones has at least half of a context before it, and the time 
 import math
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ HEAD = 32  # channels
 DEEPEST = 12  # blocks
 RATE, FACTOR = 0.003, 2  # the first rate, which decides the vocabulary; others are times or through the factor
 PASSES = 3
+SEED = 1
 WARM_UP = 50  # steps
 ROUNDS = 10
 
@@ -72,12 +74,12 @@ def times(shapes: list[tuple[int, int]]) -> dict:
 def candidates(costs: dict, limit: float, bytes_per_token: dict[int, float]) -> list[tuple[int, int, int]]:
     """For each vocabulary the network within the time that has the most parameters in its blocks.
 
-    limit: ms for 1,000 bytes. costs: of times(), which hold for each text.
+    limit: ms for 1,000 bytes. costs: of times(), of the same vocabularies.
     """
     best = {}
     for name, (overhead, block) in costs.items():
         pieces, width = map(int, name.split(","))
-        spare = limit * bytes_per_token.get(pieces, 0.0) - overhead
+        spare = limit * bytes_per_token[pieces] - overhead
         if (blocks := min(DEEPEST, math.floor(spare / block))) >= 1:
             best[pieces] = max(best.get(pieces, (0,)), (12 * width**2 * blocks, width, blocks))
     return [(pieces, width, blocks) for pieces, (_, width, blocks) in sorted(best.items())]
@@ -99,12 +101,12 @@ def score(model, tokens: np.ndarray) -> float:
     return total
 
 
-def train(corpus, network: tuple[int, int, int], rate: float, passes: int, seed: int, folder: Path, splits) -> dict:
+def train(corpus, network: tuple[int, int, int], rate: float, passes: int, folder: Path, splits) -> dict:
     """The figures of a network on splits."""
     import torch
     from transformers import Trainer, TrainingArguments, set_seed
 
-    set_seed(seed)
+    set_seed(SEED)
     model, tokens = new_model(*network), corpus.tokens("train")
     tokens = np.array(tokens[: len(tokens) // CONTEXT * CONTEXT], dtype=np.int64)
     rows = [{"input_ids": row, "labels": row} for row in torch.from_numpy(tokens).view(-1, CONTEXT)]
@@ -122,7 +124,7 @@ def train(corpus, network: tuple[int, int, int], rate: float, passes: int, seed:
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
-        seed=seed,
+        seed=SEED,
     )
     began = time.monotonic()
     Trainer(model, arguments, train_dataset=rows).train()
@@ -132,7 +134,7 @@ def train(corpus, network: tuple[int, int, int], rate: float, passes: int, seed:
         nll, about = score(model, corpus.tokens(split)), corpus.meta["splits"][split]
         bits, words = nll / math.log(2) / about["bytes"], math.exp(nll / about["words"])
         found[split] = {"bits_per_byte": bits, "word_perplexity": words}
-    print(f"{network} at {rate}, seed {seed}: {found['valid']['bits_per_byte']:.4f} bits per byte on valid", flush=True)
+    print(f"{network} at {rate}: {found['valid']['bits_per_byte']:.4f} bits per byte on valid", flush=True)
     return found
 
 
@@ -142,26 +144,26 @@ def cell(arguments, jobs, text: str, budget: float, opened) -> None:
 
     _, corpora, _, costs, _ = opened
     per_token = {size: bytes_per_token(corpus) for size, corpus in corpora.items()}
-    networks = candidates(jobs.get("times,gpt2"), budget * costs.reference_cost, per_token)
+    networks = candidates(jobs.get(f"times,{text}"), budget * costs.reference_cost, per_token)
 
-    def trained(network, rate: float, passes: int, seed: int) -> dict:
+    def trained(network, rate: float, passes: int) -> dict:
         """The result of one training; those of one pass are choices, and do not see test."""
         final, short = passes > 1, f"{'-'.join(map(str, network))}-{rate:g}"
-        about = passes, seed, arguments.out / text / "gpt2", SPLITS if final else SPLITS[:1]
-        name = f"{text},{budget},gpt2,{seed}" if final else f"{text},{budget},gpt2 tried,{short}"
+        about = passes, arguments.out / text / "gpt2", SPLITS if final else SPLITS[:1]
+        name = f"{text},{budget},gpt2,{SEED}" if final else f"{text},{budget},gpt2 tried,{short}"
         return jobs.do(name, lambda: train(corpora[network[0]], network, rate, *about))
 
     def best_of(found: list[dict]) -> dict:
         return min(found, key=lambda one: one["valid"]["bits_per_byte"])
 
     if not networks:
-        jobs.do(f"{text},{budget},gpt2,1", lambda: {"gpt2": None})
+        jobs.do(f"{text},{budget},gpt2,{SEED}", lambda: {"gpt2": None})
         return
-    best = best_of([trained(network, RATE, 1, 1) for network in networks])
+    best = best_of([trained(network, RATE, 1) for network in networks])
     for factor in (FACTOR, 1 / FACTOR):  # as long as the rate at the edge is the best one
-        while (other := trained(best["gpt2"], best["rate"] * factor, 1, 1)) is best_of([best, other]):
+        while (other := trained(best["gpt2"], best["rate"] * factor, 1)) is best_of([best, other]):
             best = other
-    trained(best["gpt2"], best["rate"], PASSES, 1)
+    trained(best["gpt2"], best["rate"], PASSES)
 
 
 def main() -> None:
@@ -172,8 +174,7 @@ def main() -> None:
     jobs = results_of(arguments)
     for text in arguments.texts:
         opened = open_text(arguments, text)
-        shapes = opened[2]
-        jobs.do("times,gpt2", lambda: times(shapes))  # noqa: B023  # the first text has the most vocabularies
+        jobs.do(f"times,{text}", partial(times, opened[2]))
         for budget in () if arguments.measure else arguments.budgets:
             cell(arguments, jobs, text, budget, opened)
 
