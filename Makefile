@@ -10,7 +10,7 @@ PAPER := runs/paper
 .PHONY: help setup demo paper check test lint clean
 help:
 	@echo "make demo   search, derive, retrain and animate on the Bible (4 minutes on two idle cores; MINUTES=8 for more, CONFIG=experiments/demo/python.yaml for program text)"
-	@echo "make paper  the method of the paper, arXiv 2009.04534: SuperNet, argmax, training, GIF (4 minutes on two idle cores)"
+	@echo "make paper  the method of the paper, arXiv 2009.04534: SuperNet, argmax, training, GIF (6 minutes on two idle cores)"
 	@echo "make check  format, lint and the quick tests (under a minute)"
 	@echo "make test   format, lint and all tests (about 4 minutes on two idle cores)"
 	@echo "make clean  remove $(DEMO), $(PAPER) and caches; .venv stays"
